@@ -57,7 +57,7 @@ pub(crate) fn git_settings() -> OsString {
 
 /// Search paths for programs, and the compilers chosen by the user.
 #[derive(Clone, Debug, Default)]
-pub struct Environment {
+pub struct BuildEnvironment {
     /// `PATH`: folders separated by colons.
     pub path: OsString,
     /// `CPATH`, `LIBRARY_PATH` and the like: default search paths of compilers.
@@ -78,7 +78,7 @@ pub struct Environment {
     pub system: Option<PathBuf>,
 }
 
-impl Environment {
+impl BuildEnvironment {
     /// Reads the environment of this process.
     pub fn from_process() -> Self {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -156,8 +156,10 @@ mod tests {
 
     #[test]
     fn a_program_is_found_in_the_first_folder_that_has_it() {
-        let env =
-            Environment { path: "/nonexistent:relative:/bin:/usr/bin".into(), ..Environment::default() };
+        let env = BuildEnvironment {
+            path: "/nonexistent:relative:/bin:/usr/bin".into(),
+            ..BuildEnvironment::default()
+        };
         assert_eq!(env.find("sh").unwrap(), Path::new("/bin/sh"));
         assert_eq!(env.find("/bin/sh").unwrap(), Path::new("/bin/sh"));
         assert_eq!(env.find("no-such-program"), None);
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn children_search_where_the_plan_says() {
         let searched = BTreeMap::from([("CPATH".to_owned(), OsString::from("/opt/include"))]);
-        let env = Environment { searched, ..Environment::default() };
+        let env = BuildEnvironment { searched, ..BuildEnvironment::default() };
         let command = env.command(Path::new("/bin/sh"));
         let seen: BTreeMap<_, _> = command.as_std().get_envs().collect();
         assert_eq!(seen[std::ffi::OsStr::new("CPATH")], Some("/opt/include".as_ref()));
@@ -177,7 +179,7 @@ mod tests {
     fn a_file_that_may_not_be_run_is_no_program() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("tool"), "").unwrap();
-        let env = Environment { path: folder.path().into(), ..Environment::default() };
+        let env = BuildEnvironment { path: folder.path().into(), ..BuildEnvironment::default() };
         assert_eq!(env.find("tool"), None);
     }
 }

@@ -5,17 +5,17 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::build::failure::mentions_exhaustion;
-use crate::kind::Kind;
-use crate::plan::backend::Backend;
+use crate::kind::ErrorClass;
+use crate::plan::backend::ComputeBackend;
 use crate::store::id::BuildId;
 
 /// Result type of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, BuilderError>;
 
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
-pub enum Error {
+pub enum BuilderError {
     /// The path of a source does not exist.
     #[error("there is no source at {path}")]
     SourceMissing { path: PathBuf },
@@ -73,7 +73,7 @@ pub enum Error {
     /// The toolkit for a GPU backend is incomplete.
     #[error("a build for {backend} cannot be made here: {missing}")]
     Toolkit {
-        backend: Backend,
+        backend: ComputeBackend,
         /// Missing part, and where it was searched.
         missing: String,
         cure: String,
@@ -88,7 +88,7 @@ pub enum Error {
     },
     /// An error about patch sets.
     #[error(transparent)]
-    Patches(warden_patches::Error),
+    Patches(warden_patches::PatchError),
     /// The source changed after it was planned.
     #[error("{path} changed between the plan and the build")]
     SourceChanged { path: PathBuf },
@@ -161,7 +161,7 @@ pub enum Error {
     ForeignInBuild { path: PathBuf, why: String },
     /// An error about a git repository.
     #[error(transparent)]
-    Git(#[from] crate::git::fault::Fault),
+    Git(#[from] crate::git::fault::GitError),
     /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
@@ -175,29 +175,29 @@ pub enum Error {
     Cancelled,
 }
 
-impl From<warden_patches::Error> for Error {
+impl From<warden_patches::PatchError> for BuilderError {
     /// Unwraps an error of our own that passed through the patches crate.
-    fn from(error: warden_patches::Error) -> Self {
+    fn from(error: warden_patches::PatchError) -> Self {
         match error {
-            warden_patches::Error::Tree(own) => match own.downcast() {
+            warden_patches::PatchError::Tree(own) => match own.downcast() {
                 Ok(own) => *own,
-                Err(other) => Self::Patches(warden_patches::Error::Tree(other)),
+                Err(other) => Self::Patches(warden_patches::PatchError::Tree(other)),
             },
-            warden_patches::Error::Io { doing, path, source } => Self::Io { doing, path, source },
+            warden_patches::PatchError::Io { doing, path, source } => Self::Io { doing, path, source },
             other => Self::Patches(other),
         }
     }
 }
 
-impl From<Error> for warden_patches::Error {
-    fn from(error: Error) -> Self {
+impl From<BuilderError> for warden_patches::PatchError {
+    fn from(error: BuilderError) -> Self {
         Self::Tree(Box::new(error))
     }
 }
 
-impl Error {
+impl BuilderError {
     /// Class of the error by who has to act; callers map it to an exit code.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ErrorClass {
         match self {
             Self::SourceMissing { .. }
             | Self::NotAnArchive { .. }
@@ -211,7 +211,7 @@ impl Error {
             | Self::AmbiguousBuild { .. }
             | Self::DamagedChoices { .. }
             | Self::NoWayBack { .. }
-            | Self::ForeignInBuild { .. } => Kind::Input,
+            | Self::ForeignInBuild { .. } => ErrorClass::Input,
             Self::MissingProgram { .. }
             | Self::Program { .. }
             | Self::Toolkit { .. }
@@ -219,19 +219,19 @@ impl Error {
             | Self::Disk { .. }
             | Self::Memory { .. }
             | Self::WrongHash { .. }
-            | Self::Io { .. } => Kind::Machine,
+            | Self::Io { .. } => ErrorClass::Machine,
             Self::Build { .. }
             | Self::Markers { .. }
             | Self::Verify { .. }
             | Self::Kernel { .. }
-            | Self::DamagedBuild { .. } => Kind::Build,
+            | Self::DamagedBuild { .. } => ErrorClass::Build,
             Self::Patches(error) => match error.kind() {
-                warden_patches::Kind::Input => Kind::Input,
-                warden_patches::Kind::Machine => Kind::Machine,
-                warden_patches::Kind::Refused => Kind::Refused,
+                warden_patches::PatchErrorClass::Input => ErrorClass::Input,
+                warden_patches::PatchErrorClass::Machine => ErrorClass::Machine,
+                warden_patches::PatchErrorClass::Refused => ErrorClass::Refused,
             },
             Self::Git(fault) => fault.kind(),
-            Self::Cancelled => Kind::Cancelled,
+            Self::Cancelled => ErrorClass::Cancelled,
         }
     }
 
@@ -313,9 +313,12 @@ impl Error {
 }
 
 /// Wraps an `io::Error`: `fs::read(path).map_err(io_error("reading", path))`.
-pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn io_error(
+    doing: &'static str,
+    path: impl Into<PathBuf>,
+) -> impl FnOnce(io::Error) -> BuilderError {
     let path = path.into();
-    move |source| Error::Io { doing, path, source }
+    move |source| BuilderError::Io { doing, path, source }
 }
 
 /// The missing library named by the dynamic loader's message.

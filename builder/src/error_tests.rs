@@ -1,107 +1,108 @@
 //! The kind and hint of every error, as users see them.
 
-use warden_patches::Refusal;
+use warden_patches::SetRefusal;
 
 use super::*;
-use crate::git::fault::Fault;
+use crate::git::fault::GitError;
 
-fn faults() -> Vec<Fault> {
+fn faults() -> Vec<GitError> {
     let url = || "https://git.example/llama.cpp".to_owned();
-    let unreachable = |why: &str| Fault::Unreachable {
+    let unreachable = |why: &str| GitError::Unreachable {
         host: "git.example".into(),
         reference: "master".into(),
         why: why.into(),
     };
-    let nothing = |reference: &str, similar: &[&str]| Fault::NoSuchReference {
+    let nothing = |reference: &str, similar: &[&str]| GitError::NoSuchReference {
         repository: url(),
         reference: reference.into(),
         similar: similar.iter().map(|&name| name.to_owned()).collect(),
     };
-    let repository = |repository: &str| Fault::Repository {
+    let repository = |repository: &str| GitError::Repository {
         doing: "opening",
         repository: repository.into(),
         why: "odd".into(),
     };
     vec![
-        Fault::Source {
+        GitError::Source {
             text: "nowhere".into(),
             why: "it is neither a name nor a path".into(),
             names: vec!["upstream".into(), "ik".into()],
         },
         unreachable("the certificate is not trusted"),
         unreachable("no route to host"),
-        Fault::Refused { url: url(), why: "authentication failed".into() },
-        Fault::NoGit,
-        Fault::TooLarge { url: url(), most: 4096 },
-        Fault::Offline { url: url(), reference: "b9000".into() },
+        GitError::Refused { url: url(), why: "authentication failed".into() },
+        GitError::NoGit,
+        GitError::TooLarge { url: url(), most: 4096 },
+        GitError::Offline { url: url(), reference: "b9000".into() },
         nothing("b9999", &["b9998", "b9997"]),
         nothing("0c1e570", &[]),
-        Fault::Ambiguous { repository: url(), reference: "0c1".into() },
-        Fault::Missing {
+        GitError::Ambiguous { repository: url(), reference: "0c1".into() },
+        GitError::Missing {
             repository: "/src/llama.cpp".into(),
             path: "ggml/src/ggml.c".into(),
             commit: "0c1e5709".into(),
         },
-        Fault::Unsafe { commit: "0c1e5709".into(), entry: "../x".into(), why: "leads out of the folder" },
-        Fault::Range { repository: url(), from: "b2".into(), to: "b1".into(), why: "is empty" },
-        Fault::NoRepository { path: "/src".into() },
+        GitError::Unsafe { commit: "0c1e5709".into(), entry: "../x".into(), why: "leads out of the folder" },
+        GitError::Range { repository: url(), from: "b2".into(), to: "b1".into(), why: "is empty" },
+        GitError::NoRepository { path: "/src".into() },
         repository("/src/llama.cpp"),
         repository(&url()),
     ]
 }
 
-fn errors() -> Vec<Error> {
+fn errors() -> Vec<BuilderError> {
     let path = || PathBuf::from("/src/x.tar.gz");
-    let build = |killed, no_room| Error::Build {
+    let build = |killed, no_room| BuilderError::Build {
         phase: "compiling",
         excerpt: "a.cpp:3: error: `x` was not declared".into(),
         log: "/cache/build.log".into(),
         killed,
         no_room,
     };
-    let kernel = |right: &[&'static str], repacked_alone| Error::Kernel {
+    let kernel = |right: &[&'static str], repacked_alone| BuilderError::Kernel {
         weights: "q4_0",
         setting: "repacked",
         why: "the server ended with signal: 11 (SIGSEGV)".into(),
         right: right.to_vec(),
         repacked_alone,
     };
-    let verify = |why: &str, illegal_instruction| Error::Verify {
+    let verify = |why: &str, illegal_instruction| BuilderError::Verify {
         check: "health",
         why: why.into(),
         illegal_instruction,
     };
     let loader = "the server ended\nx: error while loading shared libraries: libcublas.so.13: cannot open";
-    let refusal = Refusal { set: "server".into(), unverified: true, reasons: vec!["a.cpp:3: moved".into()] };
+    let refusal =
+        SetRefusal { set: "server".into(), unverified: true, reasons: vec!["a.cpp:3: moved".into()] };
     let id = |digit: &str| digit.repeat(16).parse().unwrap();
     let io = |source: io::Error| io_error("writing", "/store/x")(source);
     vec![
-        Error::SourceMissing { path: path() },
-        Error::NotAnArchive { path: path(), why: "it is a picture".into() },
-        Error::NoLlamaCpp { path: path(), top: vec!["README".into(), "src".into()] },
-        Error::UnsafeArchive { path: path(), entry: "../x".into(), why: "leads out of the folder" },
-        Error::ArchiveTooLarge { path: path(), limit: "200000 entries".into() },
-        Error::MissingProgram { program: "a C++ compiler".into(), package: "g++" },
-        Error::Program {
+        BuilderError::SourceMissing { path: path() },
+        BuilderError::NotAnArchive { path: path(), why: "it is a picture".into() },
+        BuilderError::NoLlamaCpp { path: path(), top: vec!["README".into(), "src".into()] },
+        BuilderError::UnsafeArchive { path: path(), entry: "../x".into(), why: "leads out of the folder" },
+        BuilderError::ArchiveTooLarge { path: path(), limit: "200000 entries".into() },
+        BuilderError::MissingProgram { program: "a C++ compiler".into(), package: "g++" },
+        BuilderError::Program {
             command: "cmake --version".into(),
             doing: "asking for its version".into(),
             why: "odd".into(),
         },
-        Error::Disk { path: "/store".into(), free: 100, need: 2000 },
-        Error::Memory { available: 100, need: 1500 },
-        Error::Option { option: "GGML_CUDA=ON".into(), why: "that is what --backend is for" },
-        Error::Toolkit {
-            backend: Backend::Cuda,
+        BuilderError::Disk { path: "/store".into(), free: 100, need: 2000 },
+        BuilderError::Memory { available: 100, need: 1500 },
+        BuilderError::Option { option: "GGML_CUDA=ON".into(), why: "that is what --backend is for" },
+        BuilderError::Toolkit {
+            backend: ComputeBackend::Cuda,
             missing: "there is no nvcc in PATH".into(),
             cure: "install CUDA's toolkit".into(),
         },
-        "gpu".parse::<crate::plan::target::BackendWish>().unwrap_err(),
-        "portable,".parse::<crate::plan::target::ArchWish>().unwrap_err(),
-        "native,portable".parse::<crate::plan::target::ArchWish>().unwrap_err(),
-        "90,gfx1201".parse::<crate::plan::target::ArchWish>().unwrap_err(),
-        Error::Patches(warden_patches::Error::Refused(vec![refusal])),
-        Error::SourceChanged { path: path() },
-        Error::Markers { fixes: vec!["pool-purge".into(), "hook `end` of cuda-memory".into()] },
+        "gpu".parse::<crate::plan::target::BackendChoice>().unwrap_err(),
+        "portable,".parse::<crate::plan::target::ArchChoice>().unwrap_err(),
+        "native,portable".parse::<crate::plan::target::ArchChoice>().unwrap_err(),
+        "90,gfx1201".parse::<crate::plan::target::ArchChoice>().unwrap_err(),
+        BuilderError::Patches(warden_patches::PatchError::Refused(vec![refusal])),
+        BuilderError::SourceChanged { path: path() },
+        BuilderError::Markers { fixes: vec!["pool-purge".into(), "hook `end` of cuda-memory".into()] },
         build(false, false),
         build(true, true),
         build(false, true),
@@ -110,22 +111,25 @@ fn errors() -> Vec<Error> {
         verify("it died of signal 4 (SIGILL)", true),
         kernel(&["--no-repack"], true),
         kernel(&[], false),
-        Error::WrongHash { path: path(), found: "00".into(), expected: "11".into() },
-        Error::NoSuchBuild { id: "90b6".into(), store: "/store".into() },
-        Error::AmbiguousBuild { prefix: "9".into(), ids: vec![id("a"), id("b")] },
-        Error::DamagedChoices { path: "/store/.chosen.json".into(), why: "it is no JSON".into() },
-        Error::NoWayBack { store: "/store".into() },
-        Error::DamagedBuild { path: "/store/90b6".into(), why: "it has no provenance.json".into() },
-        Error::ForeignInBuild { path: "/store/90b6".into(), why: "there is a folder `mine` in it".into() },
+        BuilderError::WrongHash { path: path(), found: "00".into(), expected: "11".into() },
+        BuilderError::NoSuchBuild { id: "90b6".into(), store: "/store".into() },
+        BuilderError::AmbiguousBuild { prefix: "9".into(), ids: vec![id("a"), id("b")] },
+        BuilderError::DamagedChoices { path: "/store/.chosen.json".into(), why: "it is no JSON".into() },
+        BuilderError::NoWayBack { store: "/store".into() },
+        BuilderError::DamagedBuild { path: "/store/90b6".into(), why: "it has no provenance.json".into() },
+        BuilderError::ForeignInBuild {
+            path: "/store/90b6".into(),
+            why: "there is a folder `mine` in it".into(),
+        },
         io(io::ErrorKind::StorageFull.into()),
         io(io::Error::other("the kernel said no")),
-        Error::Cancelled,
+        BuilderError::Cancelled,
     ]
 }
 
 #[test]
 fn every_error_is_told_with_its_kind_and_its_cure() {
-    let all = errors().into_iter().chain(faults().into_iter().map(Error::Git));
+    let all = errors().into_iter().chain(faults().into_iter().map(BuilderError::Git));
     let told = all.map(|error| {
         let hint = error.hint().map(|hint| format!("    hint: {hint}\n")).unwrap_or_default();
         format!("{:?}: {error}\n{hint}", error.kind())
@@ -138,18 +142,21 @@ fn what_may_go_well_with_more_room_is_known() {
     let room: Vec<String> =
         errors().iter().filter(|error| error.had_no_room()).map(ToString::to_string).collect();
     assert_eq!(room.len(), 5, "disk, memory, two builds and a file: {room:#?}");
-    let program =
-        |why: &str| Error::Program { command: "ninja".into(), doing: "compiling".into(), why: why.into() };
+    let program = |why: &str| BuilderError::Program {
+        command: "ninja".into(),
+        doing: "compiling".into(),
+        why: why.into(),
+    };
     assert!(program("Resource temporarily unavailable (os error 11)").had_no_room());
     assert!(!program("No such file or directory (os error 2)").had_no_room());
 }
 
 #[test]
 fn an_error_of_a_tree_of_ours_comes_back_from_judging_as_it_was() {
-    let error = Error::from(warden_patches::Error::from(Error::Cancelled));
-    assert!(matches!(error, Error::Cancelled), "{error}");
-    let refused = Error::from(warden_patches::Error::Refused(Vec::new()));
-    assert_eq!(refused.kind(), Kind::Refused);
+    let error = BuilderError::from(warden_patches::PatchError::from(BuilderError::Cancelled));
+    assert!(matches!(error, BuilderError::Cancelled), "{error}");
+    let refused = BuilderError::from(warden_patches::PatchError::Refused(Vec::new()));
+    assert_eq!(refused.kind(), ErrorClass::Refused);
 }
 
 #[test]

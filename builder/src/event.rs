@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use tokio::sync::mpsc;
 
-use crate::plan::Plan;
+use crate::plan::BuildPlan;
 use crate::store::id::BuildId;
 
 /// Phases of a build, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum BuildPhase {
     /// Fetching a commit from a server; only before a build.
     Fetch,
     /// Judging patch sets at many revisions; never part of a build.
@@ -29,7 +29,7 @@ pub enum Phase {
     Install,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for BuildPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fetch => "fetching",
@@ -46,7 +46,7 @@ impl fmt::Display for Phase {
 
 /// A progress event, without a time.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum BuildEvent {
     /// A missing file or tool is being obtained.
     Obtaining {
         /// The thing obtained, such as `cmake and ninja`.
@@ -57,7 +57,7 @@ pub enum Event {
         into: PathBuf,
     },
     /// The plan is made; it has source, revision and options.
-    Planned(Box<Plan>),
+    Planned(Box<BuildPlan>),
     /// The store has the build already.
     Hit(BuildId),
     /// Another process builds the same plan; waiting for it.
@@ -67,7 +67,7 @@ pub enum Event {
     /// Path of the full output.
     Log(PathBuf),
     /// A phase of the build begins.
-    Phase(Phase),
+    Phase(BuildPhase),
     /// Progress within a phase.
     Progress {
         /// Steps done; never above `total`.
@@ -85,24 +85,24 @@ pub enum Event {
 
 /// Sender of events. Cloning is cheap; a closed receiver is no error.
 #[derive(Clone, Debug, Default)]
-pub struct Reporter {
-    listener: Option<mpsc::UnboundedSender<Event>>,
+pub struct EventReporter {
+    listener: Option<mpsc::UnboundedSender<BuildEvent>>,
 }
 
-impl Reporter {
+impl EventReporter {
     /// A reporter without a receiver.
     pub const fn silent() -> Self {
         Self { listener: None }
     }
 
     /// A reporter with its receiver. The channel is unbounded, as a build has only some hundred events.
-    pub fn channel() -> (Self, mpsc::UnboundedReceiver<Event>) {
+    pub fn channel() -> (Self, mpsc::UnboundedReceiver<BuildEvent>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self { listener: Some(sender) }, receiver)
     }
 
     /// Sends an event, if there is a receiver.
-    pub fn tell(&self, event: Event) {
+    pub fn tell(&self, event: BuildEvent) {
         if let Some(sender) = &self.listener {
             // A closed receiver does not stop the work.
             sender.send(event).ok();

@@ -2,7 +2,7 @@
 
 /// Class of an [`Error`](crate::Error), by who has to act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorClass {
     /// The caller's arguments are wrong.
     Input,
     /// The machine lacks a program, disk space, memory or a permission.

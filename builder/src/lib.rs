@@ -1,7 +1,7 @@
 //! Builds a verified llama-server from upstream source, and the sample model for its verification.
 //!
 //! This crate prints nothing and reads no configuration: folders, limits and pinned versions are
-//! parameters, progress is reported as [`Event`]s, and a
+//! parameters, progress is reported as [`BuildEvent`]s, and a
 //! [`CancellationToken`](tokio_util::sync::CancellationToken) cancels the work. `warden-patches` reads,
 //! judges and applies patch sets.
 //!
@@ -91,13 +91,18 @@ pub mod verify;
 pub mod weights;
 mod whole;
 
-pub use build::{Builder, Built, Dirs, Request};
-pub use environment::Environment;
-pub use error::{Error, Result};
-pub use event::{Event, Phase, Reporter};
-pub use kind::Kind;
-pub use machine::Needs;
-pub use plan::{AmxKernels, Arch, ArchWish, Backend, BackendWish, Plan};
-pub use source::{Found, Source};
-pub use store::{BuildId, Choices, Decided, Keep, Move, NoSuccessor, Provenance, Store, Sweep, succeeds};
-pub use verify::{Computed, ComputedTrial, HttpThreads, Measured, StreamHead, Verified, verify};
+pub use build::{BuildRequest, Builder, BuilderDirs, StoredBuild};
+pub use environment::BuildEnvironment;
+pub use error::{BuilderError, Result};
+pub use event::{BuildEvent, BuildPhase, EventReporter};
+pub use kind::ErrorClass;
+pub use machine::MachineNeeds;
+pub use plan::{AmxKernels, ArchChoice, BackendChoice, BuildPlan, ComputeBackend, CpuTarget};
+pub use source::{BuildSource, ExaminedSource};
+pub use store::{
+    BuildChoices, BuildDecision, BuildId, BuildMove, BuildStore, GcKeep, GcPlan, Provenance,
+    SuccessorObstacle, succeeds,
+};
+pub use verify::{
+    ComputeResults, ComputedTrial, HttpThreads, ServerBehaviour, StreamHead, VerifyResults, verify,
+};

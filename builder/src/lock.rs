@@ -8,7 +8,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{Error, Result, io_error};
+use crate::error::{BuilderError, Result, io_error};
 
 /// Interval between attempts to take a lock held by another process; a user does not notice this delay.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -55,7 +55,7 @@ impl FileLock {
         waiting();
         loop {
             tokio::select! {
-                () = cancel.cancelled() => return Err(Error::Cancelled),
+                () = cancel.cancelled() => return Err(BuilderError::Cancelled),
                 () = tokio::time::sleep(RETRY_INTERVAL) => {}
             }
             if let Some(lock) = Self::try_take(path)? {
@@ -100,6 +100,6 @@ mod tests {
         let _held = FileLock::try_take(&path).unwrap().unwrap();
         let cancel = CancellationToken::new();
         let failed = FileLock::take(&path, &cancel, || cancel.cancel()).await.unwrap_err();
-        assert!(matches!(failed, Error::Cancelled));
+        assert!(matches!(failed, BuilderError::Cancelled));
     }
 }

@@ -4,12 +4,12 @@
 use std::path::Path;
 use std::thread;
 
-use crate::error::{Error, Result, io_error};
-use crate::plan::backend::Backend;
+use crate::error::{BuilderError, Result, io_error};
+use crate::plan::backend::ComputeBackend;
 
 /// Requirements of a build on the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct MachineNeeds {
     /// Free space, in the cache folder and in the store each.
     pub disk: u64,
     /// Minimum available memory for a build to begin.
@@ -20,29 +20,38 @@ pub struct Needs {
     pub memory_per_gpu_job: u64,
 }
 
-impl Needs {
+impl MachineNeeds {
     /// Peak memory of one compiler, in bytes.
-    pub(crate) const fn per_job(self, backend: Backend) -> u64 {
+    pub(crate) const fn per_job(self, backend: ComputeBackend) -> u64 {
         match backend {
-            Backend::Cuda | Backend::Hip => self.memory_per_gpu_job,
-            Backend::Cpu | Backend::Vulkan | Backend::Metal => self.memory_per_job,
+            ComputeBackend::Cuda | ComputeBackend::Hip => self.memory_per_gpu_job,
+            ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal => self.memory_per_job,
         }
     }
 }
 
 /// Fails if disk or memory do not suffice for a build. `memory`: available bytes, if known. Folders need
 /// not exist.
-pub(crate) fn check(needs: Needs, backend: Backend, memory: Option<u64>, folders: &[&Path]) -> Result<()> {
+pub(crate) fn check(
+    needs: MachineNeeds,
+    backend: ComputeBackend,
+    memory: Option<u64>,
+    folders: &[&Path],
+) -> Result<()> {
     for folder in folders {
         let free = free_disk(folder)?;
         if free < needs.disk {
-            return Err(Error::Disk { path: folder.to_path_buf(), free: free >> 20, need: needs.disk >> 20 });
+            return Err(BuilderError::Disk {
+                path: folder.to_path_buf(),
+                free: free >> 20,
+                need: needs.disk >> 20,
+            });
         }
     }
     let need = needs.memory.max(needs.per_job(backend));
     match memory {
         Some(available) if available < need => {
-            Err(Error::Memory { available: available >> 20, need: need >> 20 })
+            Err(BuilderError::Memory { available: available >> 20, need: need >> 20 })
         }
         _ => Ok(()),
     }
@@ -56,8 +65,8 @@ fn cores() -> usize {
 /// Number of parallel compilers, with a sentence that explains it.
 pub(crate) fn jobs(
     wanted: Option<usize>,
-    needs: Needs,
-    backend: Backend,
+    needs: MachineNeeds,
+    backend: ComputeBackend,
     memory: Option<u64>,
 ) -> (usize, String) {
     choose_jobs(wanted, cores(), memory, needs.per_job(backend))
@@ -91,7 +100,8 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-    const NOTHING: Needs = Needs { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 };
+    const NOTHING: MachineNeeds =
+        MachineNeeds { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 };
 
     #[test]
     fn jobs_are_bounded_by_cores_and_by_memory() {
@@ -112,24 +122,30 @@ mod tests {
     fn a_full_disk_is_told_before_work_begins_also_for_folders_to_come() {
         let folder = tempfile::tempdir().unwrap();
         let later = folder.path().join("not/yet");
-        let needs = Needs { disk: u64::MAX, ..NOTHING };
-        assert!(matches!(check(needs, Backend::Cpu, Some(GIB), &[&later]), Err(Error::Disk { .. })));
-        check(Needs { disk: 1, ..needs }, Backend::Cpu, Some(GIB), &[&later]).unwrap();
+        let needs = MachineNeeds { disk: u64::MAX, ..NOTHING };
+        assert!(matches!(
+            check(needs, ComputeBackend::Cpu, Some(GIB), &[&later]),
+            Err(BuilderError::Disk { .. })
+        ));
+        check(MachineNeeds { disk: 1, ..needs }, ComputeBackend::Cpu, Some(GIB), &[&later]).unwrap();
     }
 
     #[test]
     fn too_little_memory_is_told_before_work_begins() {
-        let needs = Needs { memory: u64::MAX, ..NOTHING };
-        assert!(matches!(check(needs, Backend::Cpu, Some(GIB), &[]), Err(Error::Memory { .. })));
-        check(needs, Backend::Cpu, None, &[]).unwrap();
+        let needs = MachineNeeds { memory: u64::MAX, ..NOTHING };
+        assert!(matches!(
+            check(needs, ComputeBackend::Cpu, Some(GIB), &[]),
+            Err(BuilderError::Memory { .. })
+        ));
+        check(needs, ComputeBackend::Cpu, None, &[]).unwrap();
     }
 
     #[test]
     fn a_compiler_for_gpus_must_fit_where_one_for_cpus_would() {
-        let needs = Needs { memory_per_gpu_job: u64::MAX, ..NOTHING };
-        check(needs, Backend::Vulkan, Some(GIB), &[]).unwrap();
-        for backend in [Backend::Cuda, Backend::Hip] {
-            assert!(matches!(check(needs, backend, Some(GIB), &[]), Err(Error::Memory { .. })));
+        let needs = MachineNeeds { memory_per_gpu_job: u64::MAX, ..NOTHING };
+        check(needs, ComputeBackend::Vulkan, Some(GIB), &[]).unwrap();
+        for backend in [ComputeBackend::Cuda, ComputeBackend::Hip] {
+            assert!(matches!(check(needs, backend, Some(GIB), &[]), Err(BuilderError::Memory { .. })));
             assert_eq!(jobs(None, needs, backend, Some(GIB)).0, 1);
         }
     }

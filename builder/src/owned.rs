@@ -21,7 +21,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat,
 use rustix::io::Errno;
 
 /// File name of the mark.
-pub(crate) const MARK: &str = ".made-by-llama-warden";
+pub(crate) const MARK_FILE: &str = ".made-by-llama-warden";
 /// Content of the mark.
 const MARK_TEXT: &str = "llama-warden made this folder, and removes it with everything in it.\n";
 
@@ -34,7 +34,7 @@ pub(crate) fn create(folder: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     fs::create_dir(folder)?;
-    fs::write(folder.join(MARK), MARK_TEXT)
+    fs::write(folder.join(MARK_FILE), MARK_TEXT)
 }
 
 /// Returns true for a real folder (no link) with our mark.
@@ -42,7 +42,7 @@ pub(crate) fn is_ours(folder: &Path) -> bool {
     let is = |path: &Path, kind: fn(&fs::FileType) -> bool| {
         fs::symlink_metadata(path).is_ok_and(|facts| kind(&facts.file_type()))
     };
-    is(folder, fs::FileType::is_dir) && is(&folder.join(MARK), fs::FileType::is_file)
+    is(folder, fs::FileType::is_dir) && is(&folder.join(MARK_FILE), fs::FileType::is_file)
 }
 
 /// Removes a folder of ours with all its content. A missing folder is no error; an empty one is removed, too.
@@ -67,7 +67,7 @@ pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     let opened = openat(CWD, folder, flags, Mode::empty())?;
     let device = fstat(&opened)?.st_dev;
     empty(&opened, device, true)?;
-    unlinkat(&opened, MARK, AtFlags::empty())?;
+    unlinkat(&opened, MARK_FILE, AtFlags::empty())?;
     fs::remove_dir(folder)
 }
 
@@ -81,7 +81,7 @@ fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
     for entry in Dir::read_from(folder)? {
         let entry = entry?;
         let name = entry.file_name();
-        let is_mark = top && name.to_bytes() == MARK.as_bytes();
+        let is_mark = top && name.to_bytes() == MARK_FILE.as_bytes();
         if !matches!(name.to_bytes(), b"." | b"..") && !is_mark {
             entries.push((name.to_owned(), entry.file_type()));
         }
@@ -181,7 +181,7 @@ mod tests {
         symlink(&ours, &link).unwrap();
         assert!(remove(&link).is_err() && ours.exists(), "a link to ours is not ours");
         assert!(create(&theirs).is_err(), "what is there is never taken for ours");
-        assert!(theirs.join("keep").exists() && !theirs.join(MARK).exists());
+        assert!(theirs.join("keep").exists() && !theirs.join(MARK_FILE).exists());
     }
 
     #[test]

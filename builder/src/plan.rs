@@ -1,6 +1,6 @@
 //! The plan of a build, as a value that can be printed, stored and hashed. The hash is the build's id.
 //!
-//! A [`Recipe`] has everything that shapes the binary and nothing else. Two builds with the same recipe are
+//! A [`BuildRecipe`] has everything that shapes the binary and nothing else. Two builds with the same recipe are
 //! the same build, independent of the source's location and of the program that ran the compilers.
 
 pub(crate) mod backend;
@@ -15,23 +15,23 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use warden_patches::{PlannedSet, planned};
 
-pub use backend::Backend;
-pub use extras::Extras;
-pub(crate) use extras::{Fetches, Offers, Tools};
+pub use backend::ComputeBackend;
+pub use extras::BuildExtras;
+pub(crate) use extras::{DownloadLibrary, ExtraTools, SourceFeatures};
 pub(crate) use options::{is_on, of_user, value as option_value};
-pub use target::{Arch, ArchWish, BackendWish};
+pub use target::{ArchChoice, BackendChoice, CpuTarget};
 
 use crate::error::{Result, io_error};
-use crate::source::found::Found;
+use crate::source::found::ExaminedSource;
 use crate::store::id::BuildId;
-use crate::toolchain::found::{Chosen, Compilers, Toolkit};
+use crate::toolchain::found::{BuildCompilers, ChosenBackend, GpuToolkit};
 
 /// Incremented when an unchanged recipe would produce another binary.
 const RECIPE_SCHEMA: u32 = 1;
 
 /// Everything that shapes the binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recipe {
+pub struct BuildRecipe {
     /// Version of this structure's meaning.
     pub schema: u32,
     /// The source's identity, prefixed with its kind.
@@ -41,9 +41,9 @@ pub struct Recipe {
     /// The applied patch set as id and hash; `none` for unpatched upstream.
     pub patch_set: String,
     /// Compute backend.
-    pub backend: Backend,
+    pub backend: ComputeBackend,
     /// CPUs that the binary runs on.
-    pub arch: Arch,
+    pub arch: CpuTarget,
     /// cmake options in order; later ones win.
     pub cmake: Vec<String>,
     /// Version line of the C compiler.
@@ -72,18 +72,18 @@ pub struct Recipe {
 
 /// A recipe with details about its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct BuildPlan {
     /// Hash of the recipe.
     pub id: BuildId,
     /// Recipe of the build.
-    pub recipe: Recipe,
+    pub recipe: BuildRecipe,
     /// Location and revision of the source.
-    pub source: Found,
+    pub source: ExaminedSource,
     /// The compilers with their paths.
-    pub compilers: Compilers,
+    pub compilers: BuildCompilers,
     /// The GPU toolkit with its path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub toolkit: Option<Toolkit>,
+    pub toolkit: Option<GpuToolkit>,
     /// Why this backend was chosen; empty if the user asked for it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
@@ -92,7 +92,7 @@ pub struct Plan {
     pub patches: Vec<PlannedSet>,
     /// Features besides serving, in words.
     #[serde(default)]
-    pub extras: Extras,
+    pub extras: BuildExtras,
     /// Decision about the kernels for Intel's AMX; `None` if the build would not compile them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amx: Option<AmxKernels>,
@@ -113,21 +113,21 @@ pub enum AmxKernels {
 
 /// Inputs of a plan.
 pub(crate) struct PlanInputs {
-    pub(crate) source: Found,
-    pub(crate) compilers: Compilers,
-    pub(crate) chosen: Chosen,
-    pub(crate) arch: Arch,
+    pub(crate) source: ExaminedSource,
+    pub(crate) compilers: BuildCompilers,
+    pub(crate) chosen: ChosenBackend,
+    pub(crate) arch: CpuTarget,
     pub(crate) patches: Vec<PlannedSet>,
     /// Variables with default search paths of compilers.
     pub(crate) searched: BTreeMap<String, String>,
     /// Optional features of the source.
-    pub(crate) offers: Offers,
+    pub(crate) offers: SourceFeatures,
     /// Tools for the web page, and libraries for HTTPS.
-    pub(crate) tools: Tools,
+    pub(crate) tools: ExtraTools,
     pub(crate) amx: Option<AmxKernels>,
 }
 
-impl Plan {
+impl BuildPlan {
     /// Assembles a plan. `user` has the user's options, as `NAME=VALUE` or `-DNAME=VALUE`; they override
     /// ours.
     pub(crate) fn new(from: PlanInputs, user: &[String]) -> Result<Self> {
@@ -144,7 +144,7 @@ impl Plan {
         if matches!(amx, Some(AmxKernels::LeftOut(_))) {
             cmake.extend(options::without_amx(&asked));
         }
-        let recipe = Recipe {
+        let recipe = BuildRecipe {
             schema: RECIPE_SCHEMA,
             source: source.identity.clone(),
             root: source.root.clone(),
@@ -177,10 +177,10 @@ impl Plan {
     }
 }
 
-impl Recipe {
+impl BuildRecipe {
     /// The architectures in the syntax of `--arch`.
     pub fn arch(&self) -> String {
-        ArchWish { cpu: self.arch, gpu: self.gpu.clone() }.to_string()
+        ArchChoice { cpu: self.arch, gpu: self.gpu.clone() }.to_string()
     }
 
     /// The build id: the first 16 hexadecimal digits of the sha256 of the recipe's JSON, whose fields have
@@ -195,7 +195,7 @@ impl Recipe {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for BuildPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let recipe = &self.recipe;
         writeln!(f, "build     {}", self.id)?;

@@ -12,43 +12,43 @@ use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use crate::environment::Environment;
-use crate::error::{Error, Result, io_error};
-use crate::event::{Event, Reporter};
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::{BuildEvent, EventReporter};
 use crate::lock::FileLock;
 use crate::process::output;
-use crate::source::{Source, file_sha256};
+use crate::source::{BuildSource, file_sha256};
 use crate::toolchain::finish;
-use crate::toolchain::venv::Venv;
+use crate::toolchain::venv::PythonVenv;
 
 /// Name of the package.
 const PACKAGE_NAME: &str = "llama-cpp-python";
 
 /// A pinned archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pin {
+pub struct SdistPin {
     /// Package version, such as `0.3.36`.
     pub version: String,
     /// sha256 of the archive, 64 hexadecimal digits.
     pub sha256: String,
 }
 
-impl Pin {
+impl SdistPin {
     /// The identity of a source from this archive.
     fn identity(&self) -> String {
         format!("archive-sha256:{}", self.sha256)
     }
 
-    fn mismatch(&self, path: PathBuf, found: String) -> Error {
-        Error::WrongHash { path, found, expected: self.sha256.clone() }
+    fn mismatch(&self, path: PathBuf, found: String) -> BuilderError {
+        BuilderError::WrongHash { path, found, expected: self.sha256.clone() }
     }
 }
 
 /// Context for calls of pip.
 pub(crate) struct PipContext<'a> {
     pub(crate) cache: &'a Path,
-    pub(crate) env: &'a Environment,
-    pub(crate) reporter: &'a Reporter,
+    pub(crate) env: &'a BuildEnvironment,
+    pub(crate) reporter: &'a EventReporter,
     pub(crate) cancel: &'a CancellationToken,
 }
 
@@ -77,11 +77,11 @@ pub(crate) struct PipDownload {
 pub(crate) async fn check_sha256(path: &Path, expected: &str, cancel: &CancellationToken) -> Result<()> {
     let (file, token) = (path.to_owned(), cancel.clone());
     let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
-    let found = hashed.unwrap_or(Err(Error::Cancelled))?;
+    let found = hashed.unwrap_or(Err(BuilderError::Cancelled))?;
     if found == expected {
         return Ok(());
     }
-    Err(Error::WrongHash { path: path.to_owned(), found, expected: expected.to_owned() })
+    Err(BuilderError::WrongHash { path: path.to_owned(), found, expected: expected.to_owned() })
 }
 
 impl PipContext<'_> {
@@ -90,7 +90,7 @@ impl PipContext<'_> {
     /// # Errors
     ///
     /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs, or on cancellation.
-    pub(crate) async fn obtain(&self, pin: &Pin) -> Result<PathBuf> {
+    pub(crate) async fn obtain(&self, pin: &SdistPin) -> Result<PathBuf> {
         self.get(&pin.version, Some(pin)).await
     }
 
@@ -99,15 +99,15 @@ impl PipContext<'_> {
     /// # Errors
     ///
     /// Fails if pip cannot name or fetch it, or on cancellation.
-    pub(crate) async fn newest(&self, pinned: &Pin) -> Result<(String, PathBuf)> {
-        let venv = Venv::new(self.cache);
+    pub(crate) async fn newest(&self, pinned: &SdistPin) -> Result<(String, PathBuf)> {
+        let venv = PythonVenv::new(self.cache);
         venv.ready(self.env, self.reporter, self.cancel).await?;
         let mut asking = venv.pip(self.env);
         // `-v` cancels the `-q` of our pip calls, which would suppress the versions.
         asking.args(["-v", "index", "versions", "--no-binary", PACKAGE_NAME, PACKAGE_NAME]);
         let doing = format!("asking for the newest version of {PACKAGE_NAME}");
         let said = finish(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;
-        let found = parse_newest(&said).ok_or_else(|| Error::Program {
+        let found = parse_newest(&said).ok_or_else(|| BuilderError::Program {
             command: "pip index".into(),
             doing,
             why: "it names no version".into(),
@@ -119,7 +119,7 @@ impl PipContext<'_> {
     }
 
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-    async fn get(&self, version: &str, pin: Option<&Pin>) -> Result<PathBuf> {
+    async fn get(&self, version: &str, pin: Option<&SdistPin>) -> Result<PathBuf> {
         let Self { cache, cancel, .. } = *self;
         let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
         let wanted = PipDownload {
@@ -133,9 +133,10 @@ impl PipContext<'_> {
         let check = async |path: &Path| {
             let Some(pin) = pin else { return Ok(()) };
             // Examined and hashed like any archive: the bytes are read once, and the result is cached.
-            let (source, facts, token) = (Source::Archive(path.to_owned()), cache.to_owned(), cancel.clone());
+            let (source, facts, token) =
+                (BuildSource::Archive(path.to_owned()), cache.to_owned(), cancel.clone());
             let examined = spawn_blocking(move || source.examine(&facts, &token)).await;
-            let found = examined.unwrap_or(Err(Error::Cancelled))?.identity;
+            let found = examined.unwrap_or(Err(BuilderError::Cancelled))?.identity;
             if found == pin.identity() { Ok(()) } else { Err(pin.mismatch(path.to_owned(), found)) }
         };
         let finish = async |got: PathBuf| {
@@ -168,7 +169,7 @@ impl PipContext<'_> {
             check(path).await?;
             return Ok(path.clone());
         }
-        self.reporter.tell(Event::Obtaining { what: what.clone(), from: "PyPI", into: path.clone() });
+        self.reporter.tell(BuildEvent::Obtaining { what: what.clone(), from: "PyPI", into: path.clone() });
 
         let folder = path.parent().unwrap_or(self.cache);
         fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
@@ -195,7 +196,7 @@ impl PipContext<'_> {
         doing: &str,
     ) -> Result<PathBuf> {
         let Self { cache, env, reporter, cancel } = *self;
-        let venv = Venv::new(cache);
+        let venv = PythonVenv::new(cache);
         venv.ready(env, reporter, cancel).await?;
         let file = work.join("requirements.txt");
         fs::write(&file, requirements).map_err(io_error("writing", &file))?;
@@ -233,7 +234,7 @@ fn numbers(version: &str) -> Vec<u64> {
 
 fn only_file(folder: &Path) -> Result<PathBuf> {
     let mut entries = fs::read_dir(folder).map_err(io_error("reading", folder))?.flatten();
-    entries.next().map(|entry| entry.path()).ok_or_else(|| Error::Program {
+    entries.next().map(|entry| entry.path()).ok_or_else(|| BuilderError::Program {
         command: "pip download".into(),
         doing: "downloading the source".into(),
         why: "it said it succeeded and left nothing".into(),
@@ -245,13 +246,13 @@ mod tests {
     use super::*;
     use crate::archive::tests::{Made, tar_gz};
 
-    fn pin(sha256: &str) -> Pin {
-        Pin { version: "1.2.3".into(), sha256: sha256.into() }
+    fn pin(sha256: &str) -> SdistPin {
+        SdistPin { version: "1.2.3".into(), sha256: sha256.into() }
     }
 
-    async fn obtained(cache: &Path, pin: &Pin) -> Result<PathBuf> {
+    async fn obtained(cache: &Path, pin: &SdistPin) -> Result<PathBuf> {
         let (env, reporter, cancel) =
-            (&Environment::default(), &Reporter::silent(), &CancellationToken::new());
+            (&BuildEnvironment::default(), &EventReporter::silent(), &CancellationToken::new());
         PipContext { cache, env, reporter, cancel }.obtain(pin).await
     }
 
@@ -266,7 +267,7 @@ mod tests {
         fs::rename(made, &path).unwrap();
         assert_eq!(obtained(cache.path(), &right).await.unwrap(), path);
         let error = obtained(cache.path(), &pin("00")).await.unwrap_err();
-        assert!(matches!(error, Error::WrongHash { .. }));
+        assert!(matches!(error, BuilderError::WrongHash { .. }));
     }
 
     #[test]

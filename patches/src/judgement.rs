@@ -4,13 +4,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::prove::Proof;
-use crate::set::life::Standing;
+use crate::prove::SetProof;
+use crate::set::life::FixStanding;
 
 /// Status of a set or fix in a tree. Ordered: among several, the greatest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Status {
+pub enum PatchStatus {
     /// All hooks and probes hold, and every seam is a known version.
     Verified,
     /// Unverified, but a record of this machine shows that the set works with exactly this code.
@@ -25,7 +25,7 @@ pub enum Status {
     Refused,
 }
 
-impl Status {
+impl PatchStatus {
     /// Returns true if a set with this status may not be applied.
     pub(crate) const fn forbids(self, allow_unverified: bool) -> bool {
         match self {
@@ -36,7 +36,7 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for PatchStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Verified => "verified",
@@ -51,24 +51,24 @@ impl fmt::Display for Status {
 
 /// Result of judging a set in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judgement {
+pub struct SetJudgement {
     /// Id of the set.
     pub set: String,
     /// Worst status of the whole set.
-    pub status: Status,
+    pub status: PatchStatus,
     /// Reasons, worst first. Empty if verified.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<JudgementReason>,
     /// Fixes in the set's order.
     pub fixes: Vec<FixJudgement>,
     /// Changes to the tree, if the set can be applied.
-    pub edits: Option<Edits>,
+    pub edits: Option<TreeEdits>,
     /// Seams in this tree, in the set's order.
     pub seams: Vec<SeamSeen>,
     /// Hash of the insertions into this tree: the hooks' lines and the new files. Empty if the set cannot be
     /// applied.
     pub placed: String,
     /// Record of this machine, if the set is locally verified by it.
-    pub proof: Option<Proof>,
+    pub proof: Option<SetProof>,
 }
 
 /// Result for a fix.
@@ -77,19 +77,19 @@ pub struct FixJudgement {
     /// Id of the fix.
     pub fix: String,
     /// Status of the fix, or of the set if that is worse.
-    pub status: Status,
+    pub status: PatchStatus,
     /// Reason in one line.
     pub reason: Option<String>,
     /// Needed, superseded or harmful in this tree; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub life: Option<Standing>,
+    pub life: Option<FixStanding>,
 }
 
 /// A reason against verification of a set. Its `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Reason {
+pub struct JudgementReason {
     /// Resulting status of the set or fix.
-    pub status: Status,
+    pub status: PatchStatus,
     /// Part of the set that gives the reason, such as ``hook `end` ``.
     pub part: String,
     /// The affected fix; `None`: the whole set.
@@ -102,7 +102,7 @@ pub struct Reason {
     pub text: String,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for JudgementReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.file, self.line) {
             (Some(file), Some(line)) => write!(f, "{file}:{line}: ")?,
@@ -133,7 +133,7 @@ pub struct SeamSeen {
 
 /// Changes to a tree, sorted by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Edits(pub Vec<FileEdit>);
+pub struct TreeEdits(pub Vec<FileEdit>);
 
 /// A file of a tree before and after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,12 +145,12 @@ pub struct FileEdit {
     /// Content after.
     pub after: Vec<u8>,
     /// Lines inserted by hooks, from top to bottom.
-    pub inserted: Vec<Inserted>,
+    pub inserted: Vec<InsertedLine>,
 }
 
 /// A line inserted by a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inserted {
+pub struct InsertedLine {
     /// Line number in the edited file, from 1.
     pub line: usize,
     /// Text of the line without its line end.

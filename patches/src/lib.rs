@@ -9,17 +9,17 @@
 //! ```
 //!
 //! The curated sets and the list of mitigations are embedded in the program. Judging writes nothing;
-//! changes are a value, [`Edits`]. A hook that does not match exactly once, a failed probe, or an unknown
-//! fingerprint is reported as a [`Reason`]; nothing is ever placed by guessing. [`apply`] is the only
+//! changes are a value, [`TreeEdits`]. A hook that does not match exactly once, a failed probe, or an unknown
+//! fingerprint is reported as a [`JudgementReason`]; nothing is ever placed by guessing. [`apply`] is the only
 //! writer.
 //!
 //! | module | purpose |
 //! |---|---|
 //! | [`set`] | content of a set: the curated ones, and the user's own |
-//! | [`Tree`], [`Revision`] | source of files, and their llama.cpp revision |
+//! | [`SourceTree`], [`SourceRevision`] | source of files, and their llama.cpp revision |
 //! | [`scan`] | finds functions and structs in C++ without a full parser |
-//! | [`mod@judge`], [`Judgement`] | judges if a set fits a tree |
-//! | [`Series`], [`planned`] | several sets on top of each other; the sets of a build |
+//! | [`mod@judge`], [`SetJudgement`] | judges if a set fits a tree |
+//! | [`PatchSeries`], [`planned`] | several sets on top of each other; the sets of a build |
 //! | [`history`] | judges many revisions |
 //! | [`apply`], [`export`] | applies and reverses sets in a folder; writes patches for git and patch |
 //! | [`prove`] | tests of a set in an unreviewed tree, and their records |
@@ -44,11 +44,13 @@ mod series;
 pub mod set;
 mod tree;
 
-pub use error::{Error, Kind, Refusal, Result};
-pub use judge::{Judge, fingerprint, judge};
-pub use judgement::{Edits, FileEdit, FixJudgement, Inserted, Judgement, Reason, SeamSeen, Status};
-pub use planned::{Planned, PlannedSet};
-pub use revision::Revision;
-pub use series::Series;
-pub use set::{Catalogue, Fix, Hook, PatchSet, Selection, Sets};
-pub use tree::{FolderTree, Overlay, Tree};
+pub use error::{PatchError, PatchErrorClass, Result, SetRefusal};
+pub use judge::{CachingJudge, fingerprint, judge};
+pub use judgement::{
+    FileEdit, FixJudgement, InsertedLine, JudgementReason, PatchStatus, SeamSeen, SetJudgement, TreeEdits,
+};
+pub use planned::{PlannedSeries, PlannedSet};
+pub use revision::SourceRevision;
+pub use series::PatchSeries;
+pub use set::{PatchSet, SelectedSets, SetCatalogue, SetFix, SetHook, SetSelection};
+pub use tree::{FolderTree, OverlayTree, SourceTree};

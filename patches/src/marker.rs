@@ -1,16 +1,16 @@
 //! The marker comment at the end of every line that a hook inserted.
 
 /// Prefix of every marker.
-pub const PREFIX: &str = "// llama-warden:";
+pub const MARKER_PREFIX: &str = "// llama-warden:";
 
 /// The marker of a hook.
 pub fn marker(set: &str, hook: &str) -> String {
-    format!("{PREFIX}{set}/{hook}")
+    format!("{MARKER_PREFIX}{set}/{hook}")
 }
 
 /// Parses the marker at the end of a line into set and hook.
 pub fn marked(line: &str) -> Option<(&str, &str)> {
-    let (_, tail) = line.rsplit_once(PREFIX)?;
+    let (_, tail) = line.rsplit_once(MARKER_PREFIX)?;
     let (set, hook) = tail.trim_end().split_once('/')?;
     let is_id = |text: &str| {
         !text.is_empty()

@@ -4,14 +4,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Refusal, Result};
-use crate::judgement::{Judgement, Status};
-use crate::prove::{Proof, WhyNot};
-use crate::series::{self, Series};
-use crate::set::Selection;
-use crate::set::life::Standing;
-use crate::set::{Fix, Hook, Origin, PatchSet};
-use crate::tree::Tree;
+use crate::error::{PatchError, Result, SetRefusal};
+use crate::judgement::{PatchStatus, SetJudgement};
+use crate::prove::{ProofObstacle, SetProof};
+use crate::series::{self, PatchSeries};
+use crate::set::SetSelection;
+use crate::set::life::FixStanding;
+use crate::set::{PatchSet, SetFix, SetHook, SetOrigin};
+use crate::tree::SourceTree;
 
 /// A patch set of a build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct PlannedSet {
     /// Id of the set.
     pub set: String,
     /// Status of the set.
-    pub status: Status,
+    pub status: PatchStatus,
     /// Reasons against verification, one line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
@@ -40,11 +40,11 @@ pub struct PlannedSet {
     pub allowed_unverified: bool,
     /// This machine's record for this code, if the set is locally verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub proof: Option<Proof>,
+    pub proof: Option<SetProof>,
     /// For a user's own set: its definitions of fixes, so that the build can be used without the set's
     /// folder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub own: Vec<Fix>,
+    pub own: Vec<SetFix>,
 }
 
 /// A fix of a planned set.
@@ -53,13 +53,13 @@ pub struct PlannedFix {
     /// Id of the fix.
     pub fix: String,
     /// Status of the fix.
-    pub status: Status,
+    pub status: PatchStatus,
     /// Reason in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// State in this source: needed, superseded or harmful; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub life: Option<Standing>,
+    pub life: Option<FixStanding>,
     /// Text that the binary will contain; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub marker: String,
@@ -87,11 +87,11 @@ pub struct PlannedSeam {
 
 /// All sets of a build with their changes, each on top of those before it.
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub struct PlannedSeries {
     /// Stored facts about each set.
     pub sets: Vec<PlannedSet>,
     /// Combined changes of all sets.
-    pub series: Series,
+    pub series: PatchSeries,
 }
 
 impl PlannedSet {
@@ -103,7 +103,10 @@ impl PlannedSet {
     /// Fixes that the set adds to the binary.
     pub fn applied_fixes(&self) -> impl Iterator<Item = &PlannedFix> {
         let had = |fix: &&PlannedFix| {
-            matches!(fix.status, Status::Verified | Status::LocallyVerified | Status::Unverified)
+            matches!(
+                fix.status,
+                PatchStatus::Verified | PatchStatus::LocallyVerified | PatchStatus::Unverified
+            )
         };
         self.fixes.iter().filter(|_| self.applied()).filter(had)
     }
@@ -139,17 +142,17 @@ impl fmt::Display for PlannedSet {
     }
 }
 
-impl Planned {
+impl PlannedSeries {
     /// Judges the chosen sets in sequence, for a build with this backend, such as `cuda`.
     ///
     /// # Errors
     ///
     /// Fails with all sets that are refused, or unverified and not allowed. Fails if an existing file of
     /// the tree cannot be read.
-    pub fn judge(selection: &Selection, backend: &str, tree: &dyn Tree) -> Result<Self> {
+    pub fn judge(selection: &SetSelection, backend: &str, tree: &dyn SourceTree) -> Result<Self> {
         let chosen = selection.sets_for(backend)?;
         let fitting: Vec<&PatchSet> = chosen.iter().copied().filter(|set| set.is_for(backend)).collect();
-        let series = Series::judge(&fitting, tree)?.accept(&fitting, &selection.proofs);
+        let series = PatchSeries::judge(&fitting, tree)?.accept(&fitting, &selection.proofs);
         let (mut all, mut refusals) = (Vec::new(), Vec::new());
         for set in chosen {
             match series.judgements.iter().find(|judgement| judgement.set == set.id) {
@@ -160,28 +163,32 @@ impl Planned {
                 Some(judgement) => all.push(planned(set, judgement)),
             }
         }
-        if refusals.is_empty() { Ok(Self { sets: all, series }) } else { Err(Error::Refused(refusals)) }
+        if refusals.is_empty() { Ok(Self { sets: all, series }) } else { Err(PatchError::Refused(refusals)) }
     }
 }
 
-fn foreign(set: &PatchSet, backend: &str) -> Refusal {
+fn foreign(set: &PatchSet, backend: &str) -> SetRefusal {
     let why = format!("it is for {}, and the build for {backend}", set.backends.join(", "));
-    Refusal { set: set.id.clone(), unverified: false, reasons: vec![why] }
+    SetRefusal { set: set.id.clone(), unverified: false, reasons: vec![why] }
 }
 
-fn refusal(set: &PatchSet, judgement: &Judgement, selection: &Selection) -> Refusal {
+fn refusal(set: &PatchSet, judgement: &SetJudgement, selection: &SetSelection) -> SetRefusal {
     let mut reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
     // Records for other code are invalid; give the user the reason.
     if judgement.can_be_proved()
         && let Err(why) = selection.proofs.find(set, judgement)
-        && why != WhyNot::None
+        && why != ProofObstacle::None
     {
         reasons.push(why.to_string());
     }
-    Refusal { set: judgement.set.clone(), unverified: judgement.status == Status::Unverified, reasons }
+    SetRefusal {
+        set: judgement.set.clone(),
+        unverified: judgement.status == PatchStatus::Unverified,
+        reasons,
+    }
 }
 
-fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
+fn planned(set: &PatchSet, judgement: &SetJudgement) -> PlannedSet {
     let fixes = judgement.fixes.iter().map(|fix| PlannedFix {
         fix: fix.fix.clone(),
         status: fix.status,
@@ -194,7 +201,7 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         hash: seam.hash.clone(),
         known: seam.known.clone(),
     });
-    let placed = |hook: &&Hook| {
+    let placed = |hook: &&SetHook| {
         let edits = judgement.edits.iter().flat_map(|edits| &edits.0);
         edits.flat_map(|edit| &edit.inserted).any(|line| line.hook == hook.id)
     };
@@ -210,9 +217,9 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         seams: seams.collect(),
         hooks: hooks.collect(),
         edits: judgement.edits.as_ref().map(series::hash).unwrap_or_default(),
-        allowed_unverified: judgement.status == Status::Unverified,
+        allowed_unverified: judgement.status == PatchStatus::Unverified,
         proof: judgement.proof.clone(),
-        own: if set.origin == Origin::Embedded { Vec::new() } else { set.fixes.clone() },
+        own: if set.origin == SetOrigin::Embedded { Vec::new() } else { set.fixes.clone() },
     }
 }
 

@@ -6,10 +6,10 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Result;
 use crate::judge::judge;
-use crate::judgement::{Edits, FileEdit, Judgement};
-use crate::prove::Proofs;
+use crate::judgement::{FileEdit, SetJudgement, TreeEdits};
+use crate::prove::ProofRecords;
 use crate::set::PatchSet;
-use crate::tree::{Overlay, Tree};
+use crate::tree::{OverlayTree, SourceTree};
 
 /// Hexadecimal digits of a set's hash.
 const SET_HASH_DIGITS: usize = 12;
@@ -18,22 +18,22 @@ const EMPTY_NAME: &str = "none";
 
 /// Judgements and changes of a series of sets in a tree.
 #[derive(Clone, Debug, Default)]
-pub struct Series {
+pub struct PatchSeries {
     /// One judgement per set, in order.
-    pub judgements: Vec<Judgement>,
+    pub judgements: Vec<SetJudgement>,
     /// All edits combined: each file once, before the first and after the last set. Sets that are refused,
     /// not applicable or superseded do not contribute.
-    pub edits: Edits,
+    pub edits: TreeEdits,
 }
 
-impl Series {
+impl PatchSeries {
     /// Judges the sets. Writes nothing.
     ///
     /// # Errors
     ///
     /// Fails if an existing file of the tree cannot be read.
-    pub fn judge(sets: &[&PatchSet], tree: &dyn Tree) -> Result<Self> {
-        let mut overlay = Overlay::new(tree);
+    pub fn judge(sets: &[&PatchSet], tree: &dyn SourceTree) -> Result<Self> {
+        let mut overlay = OverlayTree::new(tree);
         let mut judgements = Vec::with_capacity(sets.len());
         let mut files: BTreeMap<String, FileEdit> = BTreeMap::new();
         for set in sets {
@@ -46,12 +46,12 @@ impl Series {
             }
             judgements.push(judgement);
         }
-        Ok(Self { judgements, edits: Edits(files.into_values().collect()) })
+        Ok(Self { judgements, edits: TreeEdits(files.into_values().collect()) })
     }
 
     /// Marks sets as locally verified that are covered by a record of this machine.
     #[must_use]
-    pub fn accept(mut self, sets: &[&PatchSet], proofs: &Proofs) -> Self {
+    pub fn accept(mut self, sets: &[&PatchSet], proofs: &ProofRecords) -> Self {
         for judgement in &mut self.judgements {
             if let Some(set) = sets.iter().find(|set| set.id == judgement.set) {
                 judgement.accept(set, proofs);
@@ -72,12 +72,12 @@ impl Series {
     }
 
     /// The judgements that forbid applying the series.
-    pub fn blocking(&self, allow_unverified: bool) -> impl Iterator<Item = &Judgement> {
+    pub fn blocking(&self, allow_unverified: bool) -> impl Iterator<Item = &SetJudgement> {
         self.judgements.iter().filter(move |judgement| judgement.status.forbids(allow_unverified))
     }
 
     /// The judgements that have edits, in order.
-    pub fn edited(&self) -> impl Iterator<Item = (&Judgement, &Edits)> {
+    pub fn edited(&self) -> impl Iterator<Item = (&SetJudgement, &TreeEdits)> {
         self.judgements.iter().filter_map(|judgement| {
             let edits = judgement.edits.as_ref().filter(|edits| !edits.0.is_empty())?;
             Some((judgement, edits))
@@ -121,7 +121,7 @@ pub(crate) fn digest(parts: &[&[u8]]) -> String {
 }
 
 /// Hash over everything that edits write, twelve hexadecimal digits; equal for the same set in the same tree.
-pub(crate) fn hash(edits: &Edits) -> String {
+pub(crate) fn hash(edits: &TreeEdits) -> String {
     let mut hash = Sha256::new();
     for edit in &edits.0 {
         // The length of each part makes the concatenation unambiguous.

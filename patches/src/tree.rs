@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Result, io_error};
-use crate::judgement::Edits;
-use crate::revision::Revision;
+use crate::judgement::TreeEdits;
+use crate::revision::SourceRevision;
 
 /// A readable llama.cpp. Paths are relative to its root, with `/` as separator.
-pub trait Tree: Send + Sync {
+pub trait SourceTree: Send + Sync {
     /// A file's content; `None` if the file does not exist.
     ///
     /// # Errors
@@ -30,7 +30,7 @@ pub trait Tree: Send + Sync {
     }
 
     /// Revision by the tree's own evidence.
-    fn revision(&self) -> Revision;
+    fn revision(&self) -> SourceRevision;
 }
 
 pub(crate) fn sha256(content: &[u8]) -> String {
@@ -41,12 +41,12 @@ pub(crate) fn sha256(content: &[u8]) -> String {
 #[derive(Clone, Debug)]
 pub struct FolderTree {
     root: PathBuf,
-    revision: Revision,
+    revision: SourceRevision,
 }
 
 impl FolderTree {
     /// The llama.cpp whose root is this folder.
-    pub fn new(root: impl Into<PathBuf>, revision: Revision) -> Self {
+    pub fn new(root: impl Into<PathBuf>, revision: SourceRevision) -> Self {
         Self { root: root.into(), revision }
     }
 
@@ -56,7 +56,7 @@ impl FolderTree {
     }
 }
 
-impl Tree for FolderTree {
+impl SourceTree for FolderTree {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         let file = self.root.join(path);
         // Only regular files: reading a pipe would block until another process writes.
@@ -71,26 +71,26 @@ impl Tree for FolderTree {
         }
     }
 
-    fn revision(&self) -> Revision {
+    fn revision(&self) -> SourceRevision {
         self.revision.clone()
     }
 }
 
 /// A tree with edits on top, as later sets of a series see it.
-pub struct Overlay<'a> {
-    below: &'a dyn Tree,
+pub struct OverlayTree<'a> {
+    below: &'a dyn SourceTree,
     /// Contents by path; `None`: the file is hidden.
     files: BTreeMap<String, Option<Vec<u8>>>,
 }
 
-impl<'a> Overlay<'a> {
+impl<'a> OverlayTree<'a> {
     /// A tree without edits.
-    pub fn new(below: &'a dyn Tree) -> Self {
+    pub fn new(below: &'a dyn SourceTree) -> Self {
         Self { below, files: BTreeMap::new() }
     }
 
     /// Adds edits on top.
-    pub fn add(&mut self, edits: &Edits) {
+    pub fn add(&mut self, edits: &TreeEdits) {
         for edit in &edits.0 {
             self.put(edit.path.clone(), edit.after.clone());
         }
@@ -102,7 +102,7 @@ impl<'a> Overlay<'a> {
     }
 }
 
-impl Tree for Overlay<'_> {
+impl SourceTree for OverlayTree<'_> {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         match self.files.get(path) {
             Some(content) => Ok(content.clone()),
@@ -117,7 +117,7 @@ impl Tree for Overlay<'_> {
         }
     }
 
-    fn revision(&self) -> Revision {
+    fn revision(&self) -> SourceRevision {
         self.below.revision()
     }
 }
@@ -136,7 +136,7 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", path("broken")).unwrap();
         let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
         assert!(made.success());
-        let tree = FolderTree::new(folder.path(), Revision::default());
+        let tree = FolderTree::new(folder.path(), SourceRevision::default());
         for name in ["file", "link"] {
             assert_eq!(tree.read(name).unwrap().as_deref(), Some(&b"text"[..]), "{name}");
         }

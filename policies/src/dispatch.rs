@@ -51,13 +51,13 @@ impl LeaseKind {
 
 /// Identifies one waiting caller. Never reused within a [`LeaseDispatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(u64);
+pub struct QueueTicket(u64);
 
 /// A lease handed to a waiting caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseGrant {
     /// Ticket of the caller.
-    pub ticket: Ticket,
+    pub ticket: QueueTicket,
     /// Generation of the lease.
     pub generation: GenerationId,
     /// Purpose of the lease.
@@ -66,11 +66,11 @@ pub struct LeaseGrant {
 
 /// Answer to a request for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum LeaseAnswer {
     /// Granted on this generation.
     Granted(GenerationId),
     /// Queued; a [`LeaseGrant`] with this ticket follows, unless the caller cancels.
-    Queued(Ticket),
+    Queued(QueueTicket),
     /// The queue is full.
     Full {
         /// Callers waiting now.
@@ -125,7 +125,7 @@ pub struct LeaseDispatch {
     depth: usize,
     next_ticket: u64,
     generations: BTreeMap<GenerationId, OpenGeneration>,
-    queue: VecDeque<(Ticket, LeaseKind)>,
+    queue: VecDeque<(QueueTicket, LeaseKind)>,
 }
 
 impl LeaseDispatch {
@@ -141,18 +141,18 @@ impl LeaseDispatch {
 
     /// Requests a lease. The open generation with the lowest load relative to its limit gets it; the older
     /// one at a tie.
-    pub fn request(&mut self, kind: LeaseKind) -> Answer {
+    pub fn request(&mut self, kind: LeaseKind) -> LeaseAnswer {
         match self.at_once(kind) {
-            Some(generation) => Answer::Granted(generation),
-            None if self.queue.len() >= self.depth => Answer::Full { waiting: self.queue.len() },
+            Some(generation) => LeaseAnswer::Granted(generation),
+            None if self.queue.len() >= self.depth => LeaseAnswer::Full { waiting: self.queue.len() },
             None => self.enqueue(kind),
         }
     }
 
     /// Requests a lease for a caller whose previous lease became void before its work was done. A full
     /// queue does not refuse it. There are never more such callers than there were leases.
-    pub fn request_again(&mut self, kind: LeaseKind) -> Answer {
-        self.at_once(kind).map_or_else(|| self.enqueue(kind), Answer::Granted)
+    pub fn request_again(&mut self, kind: LeaseKind) -> LeaseAnswer {
+        self.at_once(kind).map_or_else(|| self.enqueue(kind), LeaseAnswer::Granted)
     }
 
     /// Returns a lease for a newcomer that overtakes no earlier caller.
@@ -161,22 +161,22 @@ impl LeaseDispatch {
         if overtakes { None } else { self.place(kind) }
     }
 
-    fn enqueue(&mut self, kind: LeaseKind) -> Answer {
+    fn enqueue(&mut self, kind: LeaseKind) -> LeaseAnswer {
         let ticket = self.issue_ticket();
         self.queue.push_back((ticket, kind));
-        Answer::Queued(ticket)
+        LeaseAnswer::Queued(ticket)
     }
 
     /// Cancels a waiting caller. Returns false if the ticket no longer waits: it was granted meanwhile, and
     /// the caller must release that lease.
-    pub fn cancel(&mut self, ticket: Ticket) -> bool {
+    pub fn cancel(&mut self, ticket: QueueTicket) -> bool {
         let before = self.queue.len();
         self.queue.retain(|(waiting, _)| *waiting != ticket);
         self.queue.len() < before
     }
 
     /// Dismisses every waiting caller because the model cannot start; returns their tickets in order.
-    pub fn dismiss(&mut self) -> Vec<Ticket> {
+    pub fn dismiss(&mut self) -> Vec<QueueTicket> {
         self.queue.drain(..).map(|(ticket, _)| ticket).collect()
     }
 
@@ -222,8 +222,8 @@ impl LeaseDispatch {
 
     /// Issues a ticket outside of the queue, for a caller whose turn has come but who waits for another
     /// condition.
-    pub fn issue_ticket(&mut self) -> Ticket {
-        let ticket = Ticket(self.next_ticket);
+    pub fn issue_ticket(&mut self) -> QueueTicket {
+        let ticket = QueueTicket(self.next_ticket);
         self.next_ticket += 1;
         ticket
     }
@@ -407,9 +407,9 @@ mod tests {
     #[test]
     fn callers_wait_in_order_until_a_generation_opens() {
         let mut dispatch = LeaseDispatch::new(2);
-        let Answer::Queued(first) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
-        let Answer::Queued(second) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
-        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Full { waiting: 2 });
+        let LeaseAnswer::Queued(first) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        let LeaseAnswer::Queued(second) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Full { waiting: 2 });
         let grants = dispatch.open(A, 1);
         assert_eq!(grants, [LeaseGrant { ticket: first, generation: A, kind: LeaseKind::Slot }]);
         let grants = dispatch.release(A, LeaseKind::Slot);
@@ -437,13 +437,13 @@ mod tests {
         let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 4);
         for _ in 0..3 {
-            assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
+            assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Granted(A));
         }
         // Two of the three wait to be alone: they run nothing, so they do not wait for each other.
         dispatch.seek(A, LeaseKind::Slot);
         dispatch.seek(A, LeaseKind::Slot);
-        let Answer::Queued(newcomer) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
-        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A), "needs no slot");
+        let LeaseAnswer::Queued(newcomer) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        assert_eq!(dispatch.request(LeaseKind::Aux), LeaseAnswer::Granted(A), "needs no slot");
         assert!(!dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.take(A, LeaseKind::Slot));
         assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
         assert!(dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.try_alone(A, LeaseKind::Slot));
@@ -464,12 +464,12 @@ mod tests {
     fn who_gives_up_being_alone_lets_newcomers_in_and_who_watches_is_not_in_flight() {
         let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 2);
-        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
+        assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Granted(A));
         dispatch.seek(A, LeaseKind::Slot);
-        let Answer::Queued(ticket) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        let LeaseAnswer::Queued(ticket) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
         let grants = dispatch.unseek(A, LeaseKind::Slot);
         assert_eq!(grants, [LeaseGrant { ticket, generation: A, kind: LeaseKind::Slot }]);
-        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A));
+        assert_eq!(dispatch.request(LeaseKind::Aux), LeaseAnswer::Granted(A));
         assert_eq!(dispatch.in_flight(A), 3);
         dispatch.watches(A);
         assert_eq!(dispatch.in_flight(A), 2);
@@ -481,9 +481,9 @@ mod tests {
     fn a_closed_generation_keeps_its_leases_and_takes_no_more() {
         let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 4);
-        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
+        assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Granted(A));
         dispatch.close(A);
-        assert!(matches!(dispatch.request(LeaseKind::Slot), Answer::Queued(_)));
+        assert!(matches!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Queued(_)));
         assert_eq!(dispatch.in_flight(A), 1);
         assert_eq!(dispatch.open(B, 4).len(), 1);
         dispatch.release(A, LeaseKind::Slot);
@@ -494,9 +494,9 @@ mod tests {
     fn auxiliary_requests_do_not_wait_for_a_slot() {
         let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 1);
-        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(A));
-        assert!(matches!(dispatch.request(LeaseKind::Slot), Answer::Queued(_)));
-        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A));
+        assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Granted(A));
+        assert!(matches!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Queued(_)));
+        assert_eq!(dispatch.request(LeaseKind::Aux), LeaseAnswer::Granted(A));
         assert_eq!(dispatch.in_flight(A), 2);
     }
 
@@ -506,7 +506,15 @@ mod tests {
         dispatch.open(A, 4);
         dispatch.open(B, 4);
         let granted: Vec<_> = (0..4).map(|_| dispatch.request(LeaseKind::Slot)).collect();
-        assert_eq!(granted, [Answer::Granted(A), Answer::Granted(B), Answer::Granted(A), Answer::Granted(B)]);
+        assert_eq!(
+            granted,
+            [
+                LeaseAnswer::Granted(A),
+                LeaseAnswer::Granted(B),
+                LeaseAnswer::Granted(A),
+                LeaseAnswer::Granted(B)
+            ]
+        );
     }
 
     #[test]
@@ -515,9 +523,9 @@ mod tests {
         dispatch.open(A, 2);
         dispatch.open(B, 1);
         assert_eq!(dispatch.hold(&[A]), []);
-        assert_eq!(dispatch.request(LeaseKind::Slot), Answer::Granted(B));
-        assert_eq!(dispatch.request(LeaseKind::Aux), Answer::Granted(A), "no slot, no memory");
-        let Answer::Queued(next) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
+        assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Granted(B));
+        assert_eq!(dispatch.request(LeaseKind::Aux), LeaseAnswer::Granted(A), "no slot, no memory");
+        let LeaseAnswer::Queued(next) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
         assert_eq!(dispatch.open_generations(), [A, B]);
         assert!(dispatch.take(A, LeaseKind::Slot));
         assert_eq!(dispatch.in_flight(A), 2);
@@ -558,23 +566,23 @@ mod tests {
             let mut dispatch = LeaseDispatch::new(5);
             let mut open: BTreeMap<u64, u32> = BTreeMap::new();
             let mut leases: Vec<(GenerationId, LeaseKind)> = Vec::new();
-            let mut waiting: Vec<(Ticket, LeaseKind)> = Vec::new();
-            let mut seen: BTreeSet<Ticket> = BTreeSet::new();
+            let mut waiting: Vec<(QueueTicket, LeaseKind)> = Vec::new();
+            let mut seen: BTreeSet<QueueTicket> = BTreeSet::new();
             for op in ops {
                 let grants = match op {
                     Op::Request(aux) => {
                         let kind = if aux { LeaseKind::Aux } else { LeaseKind::Slot };
                         match dispatch.request(kind) {
-                            Answer::Granted(generation) => {
+                            LeaseAnswer::Granted(generation) => {
                                 prop_assert!(open.contains_key(&generation.0), "a lease on a closed generation");
                                 prop_assert!(!waiting.iter().any(|(_, k)| *k == kind), "overtook a waiting caller");
                                 leases.push((generation, kind));
                             }
-                            Answer::Queued(ticket) => {
+                            LeaseAnswer::Queued(ticket) => {
                                 prop_assert!(seen.insert(ticket), "a ticket was reused");
                                 waiting.push((ticket, kind));
                             }
-                            Answer::Full { waiting: n } => prop_assert_eq!(n, 5),
+                            LeaseAnswer::Full { waiting: n } => prop_assert_eq!(n, 5),
                         }
                         Vec::new()
                     }

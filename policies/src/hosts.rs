@@ -12,21 +12,21 @@ use crate::words::one_or_several;
 
 /// Accepted host names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Names {
+pub enum HostNames {
     /// All names where it is safe, else only addresses and `localhost`; see [`Self::decided`].
     #[default]
     Auto,
     /// All names.
     Any,
     /// The listed names, addresses and `localhost`.
-    Only(Vec<Name>),
+    Only(Vec<HostPattern>),
 }
 
 /// A host name, or `*.` and a suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name(String);
+pub struct HostPattern(String);
 
-impl Names {
+impl HostNames {
     /// Resolves `Auto`. `exposed`: a page that bypasses the same-origin policy by its name could use the
     /// models.
     #[must_use]
@@ -70,7 +70,7 @@ fn is_address(host: &str) -> bool {
     }
 }
 
-impl Name {
+impl HostPattern {
     fn means(&self, host: &str) -> bool {
         match self.0.strip_prefix('*') {
             // Requires a label before the dot.
@@ -89,7 +89,7 @@ pub struct HostNameError {
     text: String,
 }
 
-impl FromStr for Name {
+impl FromStr for HostPattern {
     type Err = HostNameError;
 
     fn from_str(text: &str) -> Result<Self, HostNameError> {
@@ -106,7 +106,7 @@ impl FromStr for Name {
     }
 }
 
-impl Serialize for Names {
+impl Serialize for HostNames {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Auto => serializer.serialize_str("auto"),
@@ -116,7 +116,7 @@ impl Serialize for Names {
     }
 }
 
-impl<'de> Deserialize<'de> for Names {
+impl<'de> Deserialize<'de> for HostNames {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let several = one_or_several(deserializer)?;
         let texts: Vec<&str> = several.iter().map(String::as_str).collect();
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn addresses_and_localhost_are_always_right_and_other_names_only_if_they_are_known() {
-        let names = Names::parse(&["LLM.example", "*.home.arpa"]).unwrap();
+        let names = HostNames::parse(&["LLM.example", "*.home.arpa"]).unwrap();
         for (host, allowed) in [
             ("127.0.0.1", true),
             ("[::1]", true),
@@ -157,15 +157,15 @@ mod tests {
         ] {
             assert_eq!(names.allow(host), allowed, "{host}");
         }
-        assert!(Names::Any.allow("evil.example"));
+        assert!(HostNames::Any.allow("evil.example"));
     }
 
     #[test]
     fn auto_is_strict_only_where_it_matters() {
-        assert!(!Names::Auto.decided(true).allow("evil.example"));
-        assert!(Names::Auto.decided(false).allow("evil.example"));
-        assert_eq!(Names::Any.decided(true), Names::Any);
-        let some = Names::parse(&["a.example"]).unwrap();
+        assert!(!HostNames::Auto.decided(true).allow("evil.example"));
+        assert!(HostNames::Auto.decided(false).allow("evil.example"));
+        assert_eq!(HostNames::Any.decided(true), HostNames::Any);
+        let some = HostNames::parse(&["a.example"]).unwrap();
         assert_eq!(some.clone().decided(false), some);
     }
 
@@ -174,9 +174,9 @@ mod tests {
         for text in
             ["*", "https://a.example", "a.example:80", "a/b", "", "a..b", "*.", "a.*.b", "[::1]", "a b"]
         {
-            let error = Names::parse(&[text]).unwrap_err().to_string();
+            let error = HostNames::parse(&[text]).unwrap_err().to_string();
             assert!(error.contains("like `llm.example`"), "{error}");
         }
-        assert!(Names::parse(&["a.example", "any"]).is_err(), "a word is no name");
+        assert!(HostNames::parse(&["a.example", "any"]).is_err(), "a word is no name");
     }
 }

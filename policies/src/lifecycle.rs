@@ -19,11 +19,11 @@
 //! No state is final: after a failure the next start is a trial, and trials continue. A process that had
 //! served is restarted after short pauses ([`LifecyclePolicy::crash_cap`]), because it could start a moment
 //! ago. One that never became ready is restarted after pauses that grow up to [`BackoffPolicy::cap`]. A
-//! start that needs a change first (a flag, a file) waits in [`Phase::Failed`] for it, with occasional
+//! start that needs a change first (a flag, a file) waits in [`BackendPhase::AttemptFailure`] for it, with occasional
 //! trials, because the diagnosis may be wrong.
 //!
-//! A [`Machine`] is one such life. An overlapping replacement uses two machines: the new one starts from
-//! `Idle`, and when it is `Ready` the old one gets `Down`. The machine never acts: it returns [`Effect`]s
+//! A [`LifecycleMachine`] is one such life. An overlapping replacement uses two machines: the new one starts from
+//! `Idle`, and when it is `Ready` the old one gets `Down`. The machine never acts: it returns [`LifecycleEffect`]s
 //! for its owner to carry out.
 //!
 //! Invariants (property-tested): the gate is open only in `Ready`; a child is spawned only when none lives;
@@ -43,7 +43,7 @@ use crate::backoff::BackoffPolicy;
 /// Phase of a backend's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum BackendPhase {
     /// No process, none wanted.
     Idle,
     /// A process runs and does not answer yet.
@@ -62,7 +62,7 @@ pub enum Phase {
     Failed,
 }
 
-impl Phase {
+impl BackendPhase {
     /// Returns the name used in status, events and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl Phase {
     }
 }
 
-impl std::fmt::Display for Phase {
+impl std::fmt::Display for BackendPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
     }
@@ -96,7 +96,7 @@ pub enum AfterStop {
 
 /// Effect of an unexpected end on the next start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cause {
+pub enum EndCause {
     /// The next start may succeed.
     MayPass,
     /// The next start fails as well, unless a flag or a file changes.
@@ -107,7 +107,7 @@ pub enum Cause {
 
 /// Input of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum LifecycleEvent {
     /// The backend is wanted: a request waits for it, or it is preloaded.
     Up,
     /// The backend is no longer wanted: drain, stop, stay down.
@@ -127,13 +127,13 @@ pub enum Event {
     /// The last lease ended (sent while draining; harmless otherwise).
     Drained,
     /// The process is gone and reaped. The cause counts only for an unexpected end.
-    Exited(Cause),
+    Exited(EndCause),
     /// Like `Exited`, but one request caused it and is refused from now on; no evidence against the backend.
     Felled,
     /// The process could not be created.
-    SpawnFailed(Cause),
-    /// A timer requested by [`Effect::Arm`] has expired.
-    Timer(Timer),
+    SpawnFailed(EndCause),
+    /// A timer requested by [`LifecycleEffect::Arm`] has expired.
+    Timer(LifecycleTimer),
     /// A requirement of the start has changed, so it may succeed now.
     Changed,
     /// The next start is known to fail before a requirement changes.
@@ -144,7 +144,7 @@ pub enum Event {
 
 /// The timers of a backend. At most one is armed at a time: every transition replaces the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Timer {
+pub enum LifecycleTimer {
     /// Deadline for becoming ready.
     Start,
     /// Deadline for lost probes to return.
@@ -167,7 +167,7 @@ pub enum Timer {
 
 /// Action for the machine's owner, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum LifecycleEffect {
     /// Create the process and probe it.
     Spawn,
     /// Allow new leases.
@@ -179,7 +179,7 @@ pub enum Effect {
     /// Send SIGKILL to the whole process group.
     Kill,
     /// Arm this timer, in place of any other. Its duration is in the owner's configuration.
-    Arm(Timer),
+    Arm(LifecycleTimer),
     /// Disarm the timer.
     Disarm,
     /// Report a crash loop after [`LifecyclePolicy::breaker_failures`] failures. Starts continue.
@@ -191,8 +191,8 @@ pub type LifecyclePolicy = crate::defaults::Lifecycle;
 
 /// State of one backend's life; the module documentation has a diagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
-    phase: Phase,
+pub struct LifecycleMachine {
+    phase: BackendPhase,
     then: AfterStop,
     was_ready: bool,
     ready_since: Option<Duration>,
@@ -219,17 +219,17 @@ impl LifecyclePolicy {
     }
 }
 
-impl Default for Machine {
+impl Default for LifecycleMachine {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Machine {
-    /// Creates a machine in [`Phase::Idle`].
+impl LifecycleMachine {
+    /// Creates a machine in [`BackendPhase::Idle`].
     pub fn new() -> Self {
         Self {
-            phase: Phase::Idle,
+            phase: BackendPhase::Idle,
             then: AfterStop::Idle,
             was_ready: false,
             ready_since: None,
@@ -242,7 +242,7 @@ impl Machine {
     }
 
     /// Returns the present phase.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> BackendPhase {
         self.phase
     }
 
@@ -253,52 +253,57 @@ impl Machine {
 
     /// Returns the state after the present `Draining` or `Stopping`; `None` in other phases.
     pub fn then(&self) -> Option<AfterStop> {
-        matches!(self.phase, Phase::Draining | Phase::Stopping).then_some(self.then)
+        matches!(self.phase, BackendPhase::Draining | BackendPhase::Stopping).then_some(self.then)
     }
 
     /// Returns true if a start follows at once when the process has ended.
     pub fn restarts_when_ended(&self) -> bool {
         // A process that never was ready is started after a pause.
-        self.phase == Phase::Stopping && self.was_ready && self.then == AfterStop::Restart
+        self.phase == BackendPhase::Stopping && self.was_ready && self.then == AfterStop::Restart
     }
 
     /// Returns true if a process exists or is being created.
     pub fn has_process(&self) -> bool {
-        !matches!(self.phase, Phase::Idle | Phase::Backoff | Phase::Failed)
+        !matches!(self.phase, BackendPhase::Idle | BackendPhase::Backoff | BackendPhase::Failed)
     }
 
     /// Applies an event at `now` (time since the caller's epoch, never decreasing) and returns the actions.
     ///
     /// Events without meaning in the present phase have no effect, so late probes and timers are harmless.
-    pub fn step(&mut self, event: Event, now: Duration, policy: &LifecyclePolicy) -> Vec<Effect> {
-        use Phase::{Backoff, Draining, Failed, Idle, Ready, Starting, Stopping, Suspect};
+    pub fn step(
+        &mut self,
+        event: LifecycleEvent,
+        now: Duration,
+        policy: &LifecyclePolicy,
+    ) -> Vec<LifecycleEffect> {
+        use BackendPhase::{Backoff, Draining, Failed, Idle, Ready, Starting, Stopping, Suspect};
         match (self.phase, event) {
-            (Idle, Event::Up | Event::Recycle)
-            | (Backoff, Event::Timer(Timer::Backoff { .. }))
-            | (Failed, Event::Timer(Timer::Trial)) => self.start(),
-            (Backoff | Failed, Event::Changed) => {
+            (Idle, LifecycleEvent::Up | LifecycleEvent::Recycle)
+            | (Backoff, LifecycleEvent::Timer(LifecycleTimer::Backoff { .. }))
+            | (Failed, LifecycleEvent::Timer(LifecycleTimer::Trial)) => self.start(),
+            (Backoff | Failed, LifecycleEvent::Changed) => {
                 self.failed_starts = 0;
                 self.start()
             }
-            (Backoff, Event::Stuck) => {
+            (Backoff, LifecycleEvent::Stuck) => {
                 self.phase = Failed;
-                vec![Effect::Arm(Timer::Trial)]
+                vec![LifecycleEffect::Arm(LifecycleTimer::Trial)]
             }
-            (Backoff | Failed, Event::Recycle) => {
+            (Backoff | Failed, LifecycleEvent::Recycle) => {
                 self.forgive();
                 self.start()
             }
-            (Backoff | Failed, Event::Reset) => {
+            (Backoff | Failed, LifecycleEvent::Reset) => {
                 self.forgive();
                 self.phase = Idle;
-                vec![Effect::Disarm]
+                vec![LifecycleEffect::Disarm]
             }
-            (Backoff | Failed, Event::Down | Event::KillNow(AfterStop::Idle)) => {
+            (Backoff | Failed, LifecycleEvent::Down | LifecycleEvent::KillNow(AfterStop::Idle)) => {
                 self.phase = Idle;
-                vec![Effect::Disarm]
+                vec![LifecycleEffect::Disarm]
             }
 
-            (Starting | Suspect, Event::ProbeReady) | (Suspect, Event::ProbesBack) => {
+            (Starting | Suspect, LifecycleEvent::ProbeReady) | (Suspect, LifecycleEvent::ProbesBack) => {
                 if self.phase == Starting {
                     self.ready_since = Some(now);
                     self.failed_starts = 0;
@@ -306,109 +311,121 @@ impl Machine {
                 }
                 self.was_ready = true;
                 self.phase = Ready;
-                vec![Effect::Disarm, Effect::OpenGate]
+                vec![LifecycleEffect::Disarm, LifecycleEffect::OpenGate]
             }
-            (Starting, Event::Timer(Timer::Start)) => {
+            (Starting, LifecycleEvent::Timer(LifecycleTimer::Start)) => {
                 // The process never served a request, so there is nothing to drain.
                 self.then = AfterStop::Restart;
                 self.was_ready = false;
                 self.phase = Stopping;
-                vec![Effect::Kill, Effect::Arm(Timer::Grace)]
+                vec![LifecycleEffect::Kill, LifecycleEffect::Arm(LifecycleTimer::Grace)]
             }
-            (Starting, Event::Down) => self.stop(AfterStop::Idle),
-            (Starting, Event::Recycle) => self.stop(AfterStop::Restart),
+            (Starting, LifecycleEvent::Down) => self.stop(AfterStop::Idle),
+            (Starting, LifecycleEvent::Recycle) => self.stop(AfterStop::Restart),
 
-            (Ready, Event::ProbesLost) => {
+            (Ready, LifecycleEvent::ProbesLost) => {
                 self.phase = Suspect;
-                vec![Effect::CloseGate, Effect::Arm(Timer::Suspect)]
+                vec![LifecycleEffect::CloseGate, LifecycleEffect::Arm(LifecycleTimer::Suspect)]
             }
-            (Suspect, Event::Timer(Timer::Suspect)) | (Ready | Suspect, Event::Recycle) => {
-                self.drain(AfterStop::Restart)
-            }
-            (Ready | Suspect, Event::Down) => self.drain(AfterStop::Idle),
+            (Suspect, LifecycleEvent::Timer(LifecycleTimer::Suspect))
+            | (Ready | Suspect, LifecycleEvent::Recycle) => self.drain(AfterStop::Restart),
+            (Ready | Suspect, LifecycleEvent::Down) => self.drain(AfterStop::Idle),
 
-            (Draining, Event::Resume) => {
+            (Draining, LifecycleEvent::Resume) => {
                 self.phase = Ready;
-                vec![Effect::Disarm, Effect::OpenGate]
+                vec![LifecycleEffect::Disarm, LifecycleEffect::OpenGate]
             }
-            (Draining, Event::Drained | Event::Timer(Timer::Drain)) => self.stop(self.then),
-            (Draining | Stopping, Event::Down) => {
+            (Draining, LifecycleEvent::Drained | LifecycleEvent::Timer(LifecycleTimer::Drain)) => {
+                self.stop(self.then)
+            }
+            (Draining | Stopping, LifecycleEvent::Down) => {
                 self.then = AfterStop::Idle;
                 Vec::new()
             }
-            (Draining | Stopping, Event::Up | Event::Recycle) => {
+            (Draining | Stopping, LifecycleEvent::Up | LifecycleEvent::Recycle) => {
                 self.then = AfterStop::Restart;
                 Vec::new()
             }
-            (Stopping, Event::Timer(Timer::Grace)) => vec![Effect::Kill, Effect::Arm(Timer::Grace)],
-
-            (Starting | Ready | Suspect | Draining | Stopping, Event::KillNow(then)) => {
-                self.then = then;
-                self.phase = Stopping;
-                vec![Effect::CloseGate, Effect::Kill, Effect::Arm(Timer::Grace)]
+            (Stopping, LifecycleEvent::Timer(LifecycleTimer::Grace)) => {
+                vec![LifecycleEffect::Kill, LifecycleEffect::Arm(LifecycleTimer::Grace)]
             }
 
-            (Ready | Suspect, Event::Felled) => {
+            (Starting | Ready | Suspect | Draining | Stopping, LifecycleEvent::KillNow(then)) => {
+                self.then = then;
+                self.phase = Stopping;
+                vec![
+                    LifecycleEffect::CloseGate,
+                    LifecycleEffect::Kill,
+                    LifecycleEffect::Arm(LifecycleTimer::Grace),
+                ]
+            }
+
+            (Ready | Suspect, LifecycleEvent::Felled) => {
                 // Not counted, but not restarted at once either: a wrong blame must not cause a restart
                 // storm.
                 self.settle(now, policy);
                 self.phase = Backoff;
-                vec![Effect::CloseGate, Effect::Arm(Timer::Backoff { failures: 1, short: true })]
+                vec![
+                    LifecycleEffect::CloseGate,
+                    LifecycleEffect::Arm(LifecycleTimer::Backoff { failures: 1, short: true }),
+                ]
             }
-            (_, Event::Felled) => self.step(Event::Exited(Cause::MayPass), now, policy),
+            (_, LifecycleEvent::Felled) => self.step(LifecycleEvent::Exited(EndCause::MayPass), now, policy),
 
             // Requested end of a process that had served.
-            (Stopping, Event::Exited(_)) if self.was_ready || self.then == AfterStop::Idle => {
+            (Stopping, LifecycleEvent::Exited(_)) if self.was_ready || self.then == AfterStop::Idle => {
                 self.stopped(now, policy)
             }
             // Died while draining: either its successor was wanted, or nothing.
-            (Draining, Event::Exited(_)) if self.then == AfterStop::Idle => self.stopped(now, policy),
+            (Draining, LifecycleEvent::Exited(_)) if self.then == AfterStop::Idle => {
+                self.stopped(now, policy)
+            }
             (
                 Starting | Ready | Suspect | Draining | Stopping,
-                Event::Exited(cause) | Event::SpawnFailed(cause),
+                LifecycleEvent::Exited(cause) | LifecycleEvent::SpawnFailed(cause),
             ) => self.failed(now, cause, policy),
             _ => Vec::new(),
         }
     }
 
-    fn start(&mut self) -> Vec<Effect> {
-        self.phase = Phase::Starting;
+    fn start(&mut self) -> Vec<LifecycleEffect> {
+        self.phase = BackendPhase::Starting;
         self.was_ready = false;
         self.ready_since = None;
-        vec![Effect::Arm(Timer::Start), Effect::Spawn]
+        vec![LifecycleEffect::Arm(LifecycleTimer::Start), LifecycleEffect::Spawn]
     }
 
-    fn drain(&mut self, then: AfterStop) -> Vec<Effect> {
+    fn drain(&mut self, then: AfterStop) -> Vec<LifecycleEffect> {
         self.then = then;
-        self.phase = Phase::Draining;
-        vec![Effect::CloseGate, Effect::Arm(Timer::Drain)]
+        self.phase = BackendPhase::Draining;
+        vec![LifecycleEffect::CloseGate, LifecycleEffect::Arm(LifecycleTimer::Drain)]
     }
 
-    fn stop(&mut self, then: AfterStop) -> Vec<Effect> {
+    fn stop(&mut self, then: AfterStop) -> Vec<LifecycleEffect> {
         self.then = then;
         // A requested stop during a start is no failure of the backend.
-        self.was_ready |= self.phase == Phase::Starting;
-        self.phase = Phase::Stopping;
-        vec![Effect::Term, Effect::Arm(Timer::Grace)]
+        self.was_ready |= self.phase == BackendPhase::Starting;
+        self.phase = BackendPhase::Stopping;
+        vec![LifecycleEffect::Term, LifecycleEffect::Arm(LifecycleTimer::Grace)]
     }
 
-    fn stopped(&mut self, now: Duration, policy: &LifecyclePolicy) -> Vec<Effect> {
+    fn stopped(&mut self, now: Duration, policy: &LifecyclePolicy) -> Vec<LifecycleEffect> {
         self.settle(now, policy);
         match self.then {
             AfterStop::Restart => self.start(),
             AfterStop::Idle => {
-                self.phase = Phase::Idle;
-                vec![Effect::Disarm]
+                self.phase = BackendPhase::Idle;
+                vec![LifecycleEffect::Disarm]
             }
         }
     }
 
-    fn failed(&mut self, now: Duration, cause: Cause, policy: &LifecyclePolicy) -> Vec<Effect> {
+    fn failed(&mut self, now: Duration, cause: EndCause, policy: &LifecyclePolicy) -> Vec<LifecycleEffect> {
         // A process that served could start, independent of its kind of end.
-        let cause = if self.was_ready { Cause::MayPass } else { cause };
+        let cause = if self.was_ready { EndCause::MayPass } else { cause };
         self.settle(now, policy);
-        let mut effects = vec![Effect::CloseGate];
-        if cause == Cause::Crowded {
+        let mut effects = vec![LifecycleEffect::CloseGate];
+        if cause == EndCause::Crowded {
             self.crowded = self.crowded.saturating_add(1);
         } else {
             self.failures = self.failures.saturating_add(1);
@@ -418,18 +435,21 @@ impl Machine {
             }
             effects.extend(self.alarm(now, policy));
         }
-        self.phase = if cause == Cause::NeedsChange { Phase::Failed } else { Phase::Backoff };
-        effects.push(Effect::Arm(match cause {
-            Cause::NeedsChange => Timer::Trial,
-            Cause::Crowded => Timer::Backoff { failures: self.crowded, short: true },
-            Cause::MayPass if self.was_ready => Timer::Backoff { failures: self.failures, short: true },
-            Cause::MayPass => Timer::Backoff { failures: self.failed_starts, short: false },
+        self.phase =
+            if cause == EndCause::NeedsChange { BackendPhase::Failed } else { BackendPhase::Backoff };
+        effects.push(LifecycleEffect::Arm(match cause {
+            EndCause::NeedsChange => LifecycleTimer::Trial,
+            EndCause::Crowded => LifecycleTimer::Backoff { failures: self.crowded, short: true },
+            EndCause::MayPass if self.was_ready => {
+                LifecycleTimer::Backoff { failures: self.failures, short: true }
+            }
+            EndCause::MayPass => LifecycleTimer::Backoff { failures: self.failed_starts, short: false },
         }));
         effects
     }
 
     /// Counts an unexpected end. Alarms once while the count stays at the limit.
-    fn alarm(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<Effect> {
+    fn alarm(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<LifecycleEffect> {
         self.recent.push_back(now);
         let most = policy.breaker_failures.max(1) as usize;
         let late = |at: &Duration| now.saturating_sub(*at) > policy.breaker_window;
@@ -440,7 +460,7 @@ impl Machine {
         let many = self.recent.len() >= most;
         let news = many && !self.alarmed;
         self.alarmed = many;
-        news.then_some(Effect::Alarm)
+        news.then_some(LifecycleEffect::Alarm)
     }
 
     /// A long time in service clears earlier failures.

@@ -3,8 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const CRASH: Event = Event::Exited(Cause::MayPass);
-const HOPELESS: Event = Event::Exited(Cause::NeedsChange);
+const CRASH: LifecycleEvent = LifecycleEvent::Exited(EndCause::MayPass);
+const HOPELESS: LifecycleEvent = LifecycleEvent::Exited(EndCause::NeedsChange);
 
 fn policy() -> LifecyclePolicy {
     LifecyclePolicy {
@@ -18,7 +18,7 @@ fn policy() -> LifecyclePolicy {
     }
 }
 
-fn run(machine: &mut Machine, events: &[Event]) -> Vec<Effect> {
+fn run(machine: &mut LifecycleMachine, events: &[LifecycleEvent]) -> Vec<LifecycleEffect> {
     let mut last = Vec::new();
     for event in events {
         last = machine.step(*event, Duration::from_secs(1), &policy());
@@ -28,59 +28,92 @@ fn run(machine: &mut Machine, events: &[Event]) -> Vec<Effect> {
 
 #[test]
 fn a_request_starts_it_and_a_probe_opens_the_gate() {
-    let mut machine = Machine::new();
-    assert_eq!(run(&mut machine, &[Event::Up]), [Effect::Arm(Timer::Start), Effect::Spawn]);
-    assert_eq!(run(&mut machine, &[Event::ProbeReady]), [Effect::Disarm, Effect::OpenGate]);
-    assert_eq!(machine.phase(), Phase::Ready);
+    let mut machine = LifecycleMachine::new();
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Up]),
+        [LifecycleEffect::Arm(LifecycleTimer::Start), LifecycleEffect::Spawn]
+    );
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::ProbeReady]),
+        [LifecycleEffect::Disarm, LifecycleEffect::OpenGate]
+    );
+    assert_eq!(machine.phase(), BackendPhase::Ready);
 }
 
 #[test]
 fn a_recycle_drains_then_stops_then_starts_the_next_one() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up, Event::ProbeReady]);
-    assert_eq!(run(&mut machine, &[Event::Recycle]), [Effect::CloseGate, Effect::Arm(Timer::Drain)]);
-    assert_eq!(run(&mut machine, &[Event::Drained]), [Effect::Term, Effect::Arm(Timer::Grace)]);
-    assert_eq!(run(&mut machine, &[CRASH]), [Effect::Arm(Timer::Start), Effect::Spawn]);
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up, LifecycleEvent::ProbeReady]);
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Recycle]),
+        [LifecycleEffect::CloseGate, LifecycleEffect::Arm(LifecycleTimer::Drain)]
+    );
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Drained]),
+        [LifecycleEffect::Term, LifecycleEffect::Arm(LifecycleTimer::Grace)]
+    );
+    assert_eq!(
+        run(&mut machine, &[CRASH]),
+        [LifecycleEffect::Arm(LifecycleTimer::Start), LifecycleEffect::Spawn]
+    );
     assert_eq!(machine.failures(), 0);
 }
 
 #[test]
 fn a_drain_that_takes_too_long_is_cut_and_a_stop_that_does_too_is_killed() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up, Event::ProbeReady, Event::Down]);
-    assert_eq!(run(&mut machine, &[Event::Timer(Timer::Drain)]), [Effect::Term, Effect::Arm(Timer::Grace)]);
-    assert_eq!(run(&mut machine, &[Event::Timer(Timer::Grace)])[0], Effect::Kill);
-    assert_eq!(run(&mut machine, &[CRASH]), [Effect::Disarm]);
-    assert_eq!(machine.phase(), Phase::Idle);
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up, LifecycleEvent::ProbeReady, LifecycleEvent::Down]);
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Timer(LifecycleTimer::Drain)]),
+        [LifecycleEffect::Term, LifecycleEffect::Arm(LifecycleTimer::Grace)]
+    );
+    assert_eq!(run(&mut machine, &[LifecycleEvent::Timer(LifecycleTimer::Grace)])[0], LifecycleEffect::Kill);
+    assert_eq!(run(&mut machine, &[CRASH]), [LifecycleEffect::Disarm]);
+    assert_eq!(machine.phase(), BackendPhase::Idle);
 }
 
 #[test]
 fn a_drain_that_is_given_up_opens_the_gate_of_the_same_process() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up, Event::ProbeReady, Event::Recycle]);
-    assert_eq!(run(&mut machine, &[Event::Resume]), [Effect::Disarm, Effect::OpenGate]);
-    assert_eq!(machine.phase(), Phase::Ready);
-    run(&mut machine, &[Event::Recycle, Event::Drained]);
-    assert_eq!(run(&mut machine, &[Event::Resume]), [], "it was told to end");
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up, LifecycleEvent::ProbeReady, LifecycleEvent::Recycle]);
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Resume]),
+        [LifecycleEffect::Disarm, LifecycleEffect::OpenGate]
+    );
+    assert_eq!(machine.phase(), BackendPhase::Ready);
+    run(&mut machine, &[LifecycleEvent::Recycle, LifecycleEvent::Drained]);
+    assert_eq!(run(&mut machine, &[LifecycleEvent::Resume]), [], "it was told to end");
 }
 
 #[test]
 fn a_request_during_a_stop_is_served_by_the_next_generation() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up, Event::ProbeReady, Event::Down, Event::Drained, Event::Up]);
-    assert_eq!(run(&mut machine, &[CRASH]), [Effect::Arm(Timer::Start), Effect::Spawn]);
+    let mut machine = LifecycleMachine::new();
+    run(
+        &mut machine,
+        &[
+            LifecycleEvent::Up,
+            LifecycleEvent::ProbeReady,
+            LifecycleEvent::Down,
+            LifecycleEvent::Drained,
+            LifecycleEvent::Up,
+        ],
+    );
+    assert_eq!(
+        run(&mut machine, &[CRASH]),
+        [LifecycleEffect::Arm(LifecycleTimer::Start), LifecycleEffect::Spawn]
+    );
 }
 
 #[test]
 fn starts_that_fail_back_off_for_ever_and_the_fifth_in_ten_minutes_is_told_once() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up]);
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up]);
     for failures in 1..1000 {
         let effects = run(&mut machine, &[CRASH]);
-        let timer = Timer::Backoff { failures, short: false };
-        assert_eq!(effects.last(), Some(&Effect::Arm(timer)));
-        assert_eq!(effects.contains(&Effect::Alarm), failures == 5, "{failures}");
-        assert_eq!(run(&mut machine, &[Event::Timer(timer)]).last(), Some(&Effect::Spawn));
+        let timer = LifecycleTimer::Backoff { failures, short: false };
+        assert_eq!(effects.last(), Some(&LifecycleEffect::Arm(timer)));
+        assert_eq!(effects.contains(&LifecycleEffect::Alarm), failures == 5, "{failures}");
+        assert_eq!(run(&mut machine, &[LifecycleEvent::Timer(timer)]).last(), Some(&LifecycleEffect::Spawn));
     }
     assert!(machine.recent.len() <= 6, "what is remembered does not grow");
     assert_eq!(policy().pause(1000, false, 1.0), Duration::from_secs(60));
@@ -88,114 +121,133 @@ fn starts_that_fail_back_off_for_ever_and_the_fifth_in_ten_minutes_is_told_once(
 
 #[test]
 fn a_process_that_had_served_is_followed_after_a_short_pause_however_often_it_dies() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up]);
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up]);
     for failures in 1..100 {
-        run(&mut machine, &[Event::ProbeReady]);
-        let timer = Timer::Backoff { failures, short: true };
-        assert_eq!(run(&mut machine, &[CRASH]).last(), Some(&Effect::Arm(timer)));
+        run(&mut machine, &[LifecycleEvent::ProbeReady]);
+        let timer = LifecycleTimer::Backoff { failures, short: true };
+        assert_eq!(run(&mut machine, &[CRASH]).last(), Some(&LifecycleEffect::Arm(timer)));
         assert!(policy().pause(failures, true, 1.0) <= Duration::from_secs(15));
-        run(&mut machine, &[Event::Timer(timer)]);
+        run(&mut machine, &[LifecycleEvent::Timer(timer)]);
     }
     // A failed start now is the first consecutive one; earlier deaths of the running process do not count.
-    let first = Timer::Backoff { failures: 1, short: false };
-    assert_eq!(run(&mut machine, &[CRASH]).last(), Some(&Effect::Arm(first)));
+    let first = LifecycleTimer::Backoff { failures: 1, short: false };
+    assert_eq!(run(&mut machine, &[CRASH]).last(), Some(&LifecycleEffect::Arm(first)));
 }
 
 #[test]
 fn a_start_that_needs_a_change_waits_for_it_and_is_tried_now_and_then() {
-    let mut machine = Machine::new();
-    assert_eq!(run(&mut machine, &[Event::Up, HOPELESS]).last(), Some(&Effect::Arm(Timer::Trial)));
-    assert_eq!(machine.phase(), Phase::Failed);
-    assert_eq!(run(&mut machine, &[Event::Up]), []);
-    assert_eq!(run(&mut machine, &[Event::Changed]), [Effect::Arm(Timer::Start), Effect::Spawn]);
+    let mut machine = LifecycleMachine::new();
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Up, HOPELESS]).last(),
+        Some(&LifecycleEffect::Arm(LifecycleTimer::Trial))
+    );
+    assert_eq!(machine.phase(), BackendPhase::Failed);
+    assert_eq!(run(&mut machine, &[LifecycleEvent::Up]), []);
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Changed]),
+        [LifecycleEffect::Arm(LifecycleTimer::Start), LifecycleEffect::Spawn]
+    );
     run(&mut machine, &[HOPELESS]);
-    assert_eq!(run(&mut machine, &[Event::Timer(Timer::Trial)]).last(), Some(&Effect::Spawn));
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Timer(LifecycleTimer::Trial)]).last(),
+        Some(&LifecycleEffect::Spawn)
+    );
     // A process that had served could start, so its end needs no change.
-    run(&mut machine, &[Event::ProbeReady, HOPELESS]);
-    assert_eq!(machine.phase(), Phase::Backoff);
+    run(&mut machine, &[LifecycleEvent::ProbeReady, HOPELESS]);
+    assert_eq!(machine.phase(), BackendPhase::Backoff);
 }
 
 #[test]
 fn a_start_that_is_known_to_fail_waits_for_a_change_although_a_pause_had_begun() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up, CRASH]);
-    assert_eq!(machine.phase(), Phase::Backoff);
-    assert_eq!(run(&mut machine, &[Event::Stuck]), [Effect::Arm(Timer::Trial)]);
-    assert_eq!(machine.phase(), Phase::Failed);
-    assert_eq!(run(&mut machine, &[Event::Changed]), [Effect::Arm(Timer::Start), Effect::Spawn]);
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up, CRASH]);
+    assert_eq!(machine.phase(), BackendPhase::Backoff);
+    assert_eq!(run(&mut machine, &[LifecycleEvent::Stuck]), [LifecycleEffect::Arm(LifecycleTimer::Trial)]);
+    assert_eq!(machine.phase(), BackendPhase::Failed);
+    assert_eq!(
+        run(&mut machine, &[LifecycleEvent::Changed]),
+        [LifecycleEffect::Arm(LifecycleTimer::Start), LifecycleEffect::Spawn]
+    );
 }
 
 #[test]
 fn a_start_without_room_while_others_go_is_not_counted() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up]);
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up]);
     for failures in 1..20 {
-        let timer = Timer::Backoff { failures, short: true };
-        let effects = run(&mut machine, &[Event::Exited(Cause::Crowded)]);
-        assert_eq!(effects, [Effect::CloseGate, Effect::Arm(timer)]);
-        run(&mut machine, &[Event::Timer(timer)]);
+        let timer = LifecycleTimer::Backoff { failures, short: true };
+        let effects = run(&mut machine, &[LifecycleEvent::Exited(EndCause::Crowded)]);
+        assert_eq!(effects, [LifecycleEffect::CloseGate, LifecycleEffect::Arm(timer)]);
+        run(&mut machine, &[LifecycleEvent::Timer(timer)]);
     }
     assert_eq!((machine.failures(), machine.alarmed), (0, false));
 }
 
 #[test]
 fn a_long_service_pays_off_old_failures() {
-    let mut machine = Machine::new();
-    machine.step(Event::Up, Duration::ZERO, &policy());
+    let mut machine = LifecycleMachine::new();
+    machine.step(LifecycleEvent::Up, Duration::ZERO, &policy());
     machine.step(CRASH, Duration::ZERO, &policy());
-    machine.step(Event::Timer(Timer::Backoff { failures: 1, short: false }), Duration::ZERO, &policy());
-    machine.step(Event::ProbeReady, Duration::from_secs(2), &policy());
+    machine.step(
+        LifecycleEvent::Timer(LifecycleTimer::Backoff { failures: 1, short: false }),
+        Duration::ZERO,
+        &policy(),
+    );
+    machine.step(LifecycleEvent::ProbeReady, Duration::from_secs(2), &policy());
     machine.step(CRASH, Duration::from_secs(602), &policy());
     assert_eq!(machine.failures(), 1, "the crash just now, not the one before the long service");
 }
 
 #[test]
 fn a_start_that_outlives_its_deadline_is_a_failure() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up, Event::Timer(Timer::Start)]);
-    assert_eq!(run(&mut machine, &[CRASH])[1], Effect::Arm(Timer::Backoff { failures: 1, short: false }));
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up, LifecycleEvent::Timer(LifecycleTimer::Start)]);
+    assert_eq!(
+        run(&mut machine, &[CRASH])[1],
+        LifecycleEffect::Arm(LifecycleTimer::Backoff { failures: 1, short: false })
+    );
 }
 
 #[test]
 fn lost_probes_close_the_gate_and_coming_back_opens_it() {
-    let mut machine = Machine::new();
-    run(&mut machine, &[Event::Up, Event::ProbeReady]);
-    assert_eq!(run(&mut machine, &[Event::ProbesLost])[0], Effect::CloseGate);
-    assert_eq!(run(&mut machine, &[Event::ProbesBack]).last(), Some(&Effect::OpenGate));
-    run(&mut machine, &[Event::ProbesLost, Event::Timer(Timer::Suspect)]);
-    assert_eq!(machine.phase(), Phase::Draining);
+    let mut machine = LifecycleMachine::new();
+    run(&mut machine, &[LifecycleEvent::Up, LifecycleEvent::ProbeReady]);
+    assert_eq!(run(&mut machine, &[LifecycleEvent::ProbesLost])[0], LifecycleEffect::CloseGate);
+    assert_eq!(run(&mut machine, &[LifecycleEvent::ProbesBack]).last(), Some(&LifecycleEffect::OpenGate));
+    run(&mut machine, &[LifecycleEvent::ProbesLost, LifecycleEvent::Timer(LifecycleTimer::Suspect)]);
+    assert_eq!(machine.phase(), BackendPhase::Draining);
 }
 
-fn cause() -> impl Strategy<Value = Cause> {
-    prop_oneof![Just(Cause::MayPass), Just(Cause::NeedsChange), Just(Cause::Crowded)]
+fn cause() -> impl Strategy<Value = EndCause> {
+    prop_oneof![Just(EndCause::MayPass), Just(EndCause::NeedsChange), Just(EndCause::Crowded)]
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = LifecycleEvent> {
     let then = prop_oneof![Just(AfterStop::Idle), Just(AfterStop::Restart)];
     prop_oneof![
-        Just(Event::Up),
-        Just(Event::Down),
-        Just(Event::Recycle),
-        then.prop_map(Event::KillNow),
-        Just(Event::ProbeReady),
-        Just(Event::ProbesLost),
-        Just(Event::ProbesBack),
-        Just(Event::Drained),
-        Just(Event::Resume),
-        cause().prop_map(Event::Exited),
-        cause().prop_map(Event::SpawnFailed),
-        Just(Event::Felled),
-        Just(Event::Timer(Timer::Start)),
-        Just(Event::Timer(Timer::Suspect)),
-        Just(Event::Timer(Timer::Drain)),
-        Just(Event::Timer(Timer::Grace)),
+        Just(LifecycleEvent::Up),
+        Just(LifecycleEvent::Down),
+        Just(LifecycleEvent::Recycle),
+        then.prop_map(LifecycleEvent::KillNow),
+        Just(LifecycleEvent::ProbeReady),
+        Just(LifecycleEvent::ProbesLost),
+        Just(LifecycleEvent::ProbesBack),
+        Just(LifecycleEvent::Drained),
+        Just(LifecycleEvent::Resume),
+        cause().prop_map(LifecycleEvent::Exited),
+        cause().prop_map(LifecycleEvent::SpawnFailed),
+        Just(LifecycleEvent::Felled),
+        Just(LifecycleEvent::Timer(LifecycleTimer::Start)),
+        Just(LifecycleEvent::Timer(LifecycleTimer::Suspect)),
+        Just(LifecycleEvent::Timer(LifecycleTimer::Drain)),
+        Just(LifecycleEvent::Timer(LifecycleTimer::Grace)),
         (1u32..5, any::<bool>())
-            .prop_map(|(failures, short)| Event::Timer(Timer::Backoff { failures, short })),
-        Just(Event::Timer(Timer::Trial)),
-        Just(Event::Changed),
-        Just(Event::Stuck),
-        Just(Event::Reset),
+            .prop_map(|(failures, short)| LifecycleEvent::Timer(LifecycleTimer::Backoff { failures, short })),
+        Just(LifecycleEvent::Timer(LifecycleTimer::Trial)),
+        Just(LifecycleEvent::Changed),
+        Just(LifecycleEvent::Stuck),
+        Just(LifecycleEvent::Reset),
     ]
 }
 
@@ -205,7 +257,7 @@ struct World {
     alive: bool,
     gate: bool,
     termed: bool,
-    armed: Option<Timer>,
+    armed: Option<LifecycleTimer>,
 }
 
 proptest! {
@@ -213,64 +265,64 @@ proptest! {
     fn the_invariants_hold_over_all_event_sequences(
         events in proptest::collection::vec((event(), 0u64..120), 1..300)
     ) {
-        let mut machine = Machine::new();
+        let mut machine = LifecycleMachine::new();
         let mut world = World::default();
         let mut now = 0;
         for (event, seconds) in events {
             now += seconds;
             // Facts about the world are reported only while they are true.
             match event {
-                Event::Exited(_) | Event::Felled | Event::SpawnFailed(_) if !world.alive => continue,
-                Event::Timer(timer) => match (timer, world.armed) {
-                    (Timer::Backoff { .. }, Some(Timer::Backoff { .. })) => {}
+                LifecycleEvent::Exited(_) | LifecycleEvent::Felled | LifecycleEvent::SpawnFailed(_) if !world.alive => continue,
+                LifecycleEvent::Timer(timer) => match (timer, world.armed) {
+                    (LifecycleTimer::Backoff { .. }, Some(LifecycleTimer::Backoff { .. })) => {}
                     (a, Some(b)) if a == b => {}
                     _ => continue,
                 },
                 _ => {}
             }
             let before = machine.phase();
-            if matches!(event, Event::Exited(_) | Event::Felled | Event::SpawnFailed(_)) {
+            if matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::Felled | LifecycleEvent::SpawnFailed(_)) {
                 world.alive = false;
                 world.termed = false;
             }
-            let may_kill = matches!(event, Event::KillNow(_) | Event::Timer(Timer::Grace | Timer::Start));
+            let may_kill = matches!(event, LifecycleEvent::KillNow(_) | LifecycleEvent::Timer(LifecycleTimer::Grace | LifecycleTimer::Start));
             for effect in machine.step(event, Duration::from_secs(now), &policy()) {
                 match effect {
-                    Effect::Spawn => { prop_assert!(!world.alive, "two children"); world.alive = true; }
-                    Effect::OpenGate => world.gate = true,
-                    Effect::CloseGate => world.gate = false,
-                    Effect::Term => {
+                    LifecycleEffect::Spawn => { prop_assert!(!world.alive, "two children"); world.alive = true; }
+                    LifecycleEffect::OpenGate => world.gate = true,
+                    LifecycleEffect::CloseGate => world.gate = false,
+                    LifecycleEffect::Term => {
                         prop_assert!(world.alive && !world.termed, "TERM twice, or to nobody");
                         world.termed = true;
                     }
-                    Effect::Kill => prop_assert!(world.alive && may_kill, "KILL without cause"),
-                    Effect::Arm(timer) => world.armed = Some(timer),
-                    Effect::Disarm => world.armed = None,
-                    Effect::Alarm => {}
+                    LifecycleEffect::Kill => prop_assert!(world.alive && may_kill, "KILL without cause"),
+                    LifecycleEffect::Arm(timer) => world.armed = Some(timer),
+                    LifecycleEffect::Disarm => world.armed = None,
+                    LifecycleEffect::Alarm => {}
                 }
             }
             let phase = machine.phase();
-            prop_assert_eq!(world.gate, phase == Phase::Ready, "gate {} in {}", world.gate, phase);
+            prop_assert_eq!(world.gate, phase == BackendPhase::Ready, "gate {} in {}", world.gate, phase);
             prop_assert_eq!(world.alive, machine.has_process(), "child {} in {}", world.alive, phase);
             match phase {
-                Phase::Draining => prop_assert_eq!(world.armed, Some(Timer::Drain)),
-                Phase::Stopping => prop_assert_eq!(world.armed, Some(Timer::Grace)),
-                Phase::Starting => prop_assert_eq!(world.armed, Some(Timer::Start)),
-                Phase::Suspect => prop_assert_eq!(world.armed, Some(Timer::Suspect)),
-                Phase::Backoff => {
-                    let armed = matches!(world.armed, Some(Timer::Backoff { failures: 1.., .. }));
+                BackendPhase::Draining => prop_assert_eq!(world.armed, Some(LifecycleTimer::Drain)),
+                BackendPhase::Stopping => prop_assert_eq!(world.armed, Some(LifecycleTimer::Grace)),
+                BackendPhase::Starting => prop_assert_eq!(world.armed, Some(LifecycleTimer::Start)),
+                BackendPhase::Suspect => prop_assert_eq!(world.armed, Some(LifecycleTimer::Suspect)),
+                BackendPhase::Backoff => {
+                    let armed = matches!(world.armed, Some(LifecycleTimer::Backoff { failures: 1.., .. }));
                     prop_assert!(armed, "no backoff timer");
                 }
-                Phase::Failed => prop_assert_eq!(world.armed, Some(Timer::Trial)),
-                Phase::Idle | Phase::Ready => prop_assert_eq!(world.armed, None),
+                BackendPhase::Failed => prop_assert_eq!(world.armed, Some(LifecycleTimer::Trial)),
+                BackendPhase::Idle | BackendPhase::Ready => prop_assert_eq!(world.armed, None),
             }
-            if matches!(event, Event::Exited(_)) && matches!(before, Phase::Ready | Phase::Suspect) {
-                prop_assert_eq!(phase, Phase::Backoff, "what had served is tried again");
+            if matches!(event, LifecycleEvent::Exited(_)) && matches!(before, BackendPhase::Ready | BackendPhase::Suspect) {
+                prop_assert_eq!(phase, BackendPhase::Backoff, "what had served is tried again");
             }
-            if phase == Phase::Failed && before != Phase::Failed {
+            if phase == BackendPhase::Failed && before != BackendPhase::Failed {
                 let told = matches!(
                     event,
-                    Event::Exited(Cause::NeedsChange) | Event::SpawnFailed(Cause::NeedsChange) | Event::Stuck
+                    LifecycleEvent::Exited(EndCause::NeedsChange) | LifecycleEvent::SpawnFailed(EndCause::NeedsChange) | LifecycleEvent::Stuck
                 );
                 prop_assert!(told, "{:?} made it wait for a change", event);
             }
@@ -281,16 +333,16 @@ proptest! {
     fn draining_and_stopping_end_whatever_the_backend_does(
         prefix in proptest::collection::vec(event(), 0..50)
     ) {
-        let mut machine = Machine::new();
+        let mut machine = LifecycleMachine::new();
         for event in prefix {
             machine.step(event, Duration::from_secs(1), &policy());
         }
-        machine.step(Event::Down, Duration::from_secs(1), &policy());
+        machine.step(LifecycleEvent::Down, Duration::from_secs(1), &policy());
         // A backend that ignores everything but SIGKILL: only timers expire, then it is gone.
-        for event in [Event::Timer(Timer::Drain), Event::Timer(Timer::Grace), CRASH] {
+        for event in [LifecycleEvent::Timer(LifecycleTimer::Drain), LifecycleEvent::Timer(LifecycleTimer::Grace), CRASH] {
             machine.step(event, Duration::from_secs(2), &policy());
         }
-        prop_assert!(matches!(machine.phase(), Phase::Idle | Phase::Failed), "{}", machine.phase());
+        prop_assert!(matches!(machine.phase(), BackendPhase::Idle | BackendPhase::Failed), "{}", machine.phase());
     }
 
     /// Without any action, timers expire, and once starts succeed again the backend serves.
@@ -298,39 +350,39 @@ proptest! {
     fn whatever_happened_a_wanted_backend_comes_back_by_itself(
         events in proptest::collection::vec((event(), 0u64..120), 0..200)
     ) {
-        let mut machine = Machine::new();
+        let mut machine = LifecycleMachine::new();
         let (mut now, mut armed, mut alive) = (0, None, false);
-        let take = |effects: Vec<Effect>, alive: &mut bool, armed: &mut Option<Timer>| {
+        let take = |effects: Vec<LifecycleEffect>, alive: &mut bool, armed: &mut Option<LifecycleTimer>| {
             for effect in effects {
                 match effect {
-                    Effect::Arm(timer) => *armed = Some(timer),
-                    Effect::Disarm => *armed = None,
-                    Effect::Spawn => *alive = true,
+                    LifecycleEffect::Arm(timer) => *armed = Some(timer),
+                    LifecycleEffect::Disarm => *armed = None,
+                    LifecycleEffect::Spawn => *alive = true,
                     _ => {}
                 }
             }
         };
         for (event, seconds) in events {
             now += seconds;
-            let ends = matches!(event, Event::Exited(_) | Event::Felled | Event::SpawnFailed(_));
-            if ends && !alive || matches!(event, Event::Timer(timer) if Some(timer) != armed) {
+            let ends = matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::Felled | LifecycleEvent::SpawnFailed(_));
+            if ends && !alive || matches!(event, LifecycleEvent::Timer(timer) if Some(timer) != armed) {
                 continue;
             }
             alive &= !ends;
             take(machine.step(event, Duration::from_secs(now), &policy()), &mut alive, &mut armed);
         }
-        take(machine.step(Event::Up, Duration::from_secs(now), &policy()), &mut alive, &mut armed);
+        take(machine.step(LifecycleEvent::Up, Duration::from_secs(now), &policy()), &mut alive, &mut armed);
         for _ in 0..8 {
             let event = match machine.phase() {
-                Phase::Ready => break,
-                Phase::Starting | Phase::Suspect => Event::ProbeReady,
-                Phase::Stopping => { alive = false; Event::Exited(Cause::MayPass) }
+                BackendPhase::Ready => break,
+                BackendPhase::Starting | BackendPhase::Suspect => LifecycleEvent::ProbeReady,
+                BackendPhase::Stopping => { alive = false; LifecycleEvent::Exited(EndCause::MayPass) }
                 // Not wanted when its process ended, because no request came since: the owner asks again.
-                Phase::Idle => Event::Up,
-                _ => Event::Timer(armed.unwrap()),
+                BackendPhase::Idle => LifecycleEvent::Up,
+                _ => LifecycleEvent::Timer(armed.unwrap()),
             };
             take(machine.step(event, Duration::from_secs(now), &policy()), &mut alive, &mut armed);
         }
-        prop_assert_eq!(machine.phase(), Phase::Ready);
+        prop_assert_eq!(machine.phase(), BackendPhase::Ready);
     }
 }

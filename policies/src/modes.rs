@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Way of replacing a generation by the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Replace {
+pub enum ReplaceMode {
     /// Drain, stop, start; requests queue meanwhile. Needs no extra memory.
     Sequential,
     /// Start the next generation, switch, then drain the old one. Needs memory for both.
@@ -17,7 +17,7 @@ pub enum Replace {
 /// Listener of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Socket {
+pub enum SocketMode {
     /// A Unix socket, or a port if the binary is known not to support sockets.
     #[default]
     Auto,
@@ -77,7 +77,7 @@ pub enum WarmMode {
 /// Way to end the work of a non-streamed answer whose client has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cancel {
+pub enum CancelMode {
     /// By the fix, if the build has it.
     Auto,
     /// By requesting a stream and assembling the answer.

@@ -9,21 +9,21 @@ use crate::words::one_or_several;
 
 /// Pages that may call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Origins {
+pub enum AllowedOrigins {
     /// Pages of any origin, each confirmed by name, as in llama-server.
     #[default]
     Mirror,
     /// No pages: no CORS headers are sent.
     Off,
     /// Pages of these origins.
-    Only(Vec<Origin>),
+    Only(Vec<WebOrigin>),
 }
 
 /// An origin as sent by browsers: `https://app.example`, with a port unless it is the scheme's default.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Origin(String);
+pub struct WebOrigin(String);
 
-impl Origins {
+impl AllowedOrigins {
     /// Returns true if pages of an origin may call.
     pub fn allow(&self, origin: &str) -> bool {
         match self {
@@ -55,7 +55,7 @@ pub struct OriginError {
     text: String,
 }
 
-impl FromStr for Origin {
+impl FromStr for WebOrigin {
     type Err = OriginError;
 
     fn from_str(text: &str) -> Result<Self, OriginError> {
@@ -80,13 +80,13 @@ impl FromStr for Origin {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for WebOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Serialize for Origins {
+impl Serialize for AllowedOrigins {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Mirror => serializer.serialize_str("mirror"),
@@ -96,7 +96,7 @@ impl Serialize for Origins {
     }
 }
 
-impl<'de> Deserialize<'de> for Origins {
+impl<'de> Deserialize<'de> for AllowedOrigins {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let several = one_or_several(deserializer)?;
         let texts: Vec<&str> = several.iter().map(String::as_str).collect();
@@ -110,9 +110,10 @@ mod tests {
 
     #[test]
     fn a_word_or_a_list_of_origins_is_taken() {
-        assert_eq!(Origins::parse(&["mirror"]), Ok(Origins::Mirror));
-        assert_eq!(Origins::parse(&["off"]), Ok(Origins::Off));
-        let some = Origins::parse(&["https://App.example:443", "http://[::1]:3000", "app://local"]).unwrap();
+        assert_eq!(AllowedOrigins::parse(&["mirror"]), Ok(AllowedOrigins::Mirror));
+        assert_eq!(AllowedOrigins::parse(&["off"]), Ok(AllowedOrigins::Off));
+        let some =
+            AllowedOrigins::parse(&["https://App.example:443", "http://[::1]:3000", "app://local"]).unwrap();
         for (origin, allowed) in [
             ("https://app.example", true),
             ("http://[::1]:3000", true),
@@ -125,16 +126,16 @@ mod tests {
         ] {
             assert_eq!(some.allow(origin), allowed, "{origin}");
         }
-        assert!(Origins::Mirror.allow("null") && !Origins::Off.allow("https://app.example"));
+        assert!(AllowedOrigins::Mirror.allow("null") && !AllowedOrigins::Off.allow("https://app.example"));
     }
 
     #[test]
     fn what_is_no_origin_is_told_with_one_that_is() {
         for text in ["*", "app.example", "https://app.example/", "https://u@h", "https://", "://h", "mirrors"]
         {
-            let error = Origins::parse(&[text]).unwrap_err().to_string();
+            let error = AllowedOrigins::parse(&[text]).unwrap_err().to_string();
             assert!(error.contains("like `https://app.example`"), "{error}");
         }
-        assert!(Origins::parse(&["https://a", "off"]).is_err(), "a word is no origin");
+        assert!(AllowedOrigins::parse(&["https://a", "off"]).is_err(), "a word is no origin");
     }
 }

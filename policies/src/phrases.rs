@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::growth::{Fill, GrowthBlame, GrowthForecast, IntervalEstimate};
+use crate::growth::{AllowanceFill, GrowthBlame, GrowthForecast, IntervalEstimate};
 use crate::units::{ByteAmount, MIB, exact, span};
-use crate::{ByteSize, Decision, MemoryKind, Reason};
+use crate::{ByteSize, MemoryKind, Reason, RecycleDecision};
 
 /// Formats growth per request with its interval, always in MiB so that figures compare: `+4.42 MiB a
 /// request (4.40 to 4.45)`. An unknown end is `?`.
@@ -44,7 +44,7 @@ pub fn blame(blame: &GrowthBlame) -> String {
 }
 
 /// Formats the use of the declared caches.
-pub fn fill(fill: &Fill) -> Option<String> {
+pub fn fill(fill: &AllowanceFill) -> Option<String> {
     (fill.allowed > 0).then(|| {
         let percent = exact(fill.used) / exact(fill.allowed) * 100.0;
         format!("{} of {} declared ({percent:.0} %)", ByteSize(fill.used), ByteSize(fill.allowed))
@@ -80,7 +80,7 @@ pub fn time(seconds: f64) -> String {
 }
 
 /// Formats a decision: `replace it when quiet (host_soft): host memory passed the soft budget, 2.0 GiB`.
-pub fn decision(decision: &Decision) -> Option<String> {
+pub fn decision(decision: &RecycleDecision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     // Reasons about the host name the memory already.

@@ -17,7 +17,7 @@ use crate::defaults::parse_duration;
 
 /// At most `count` per `per`, also all at once after a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
+pub struct RateLimit {
     count: u64,
     per: Duration,
 }
@@ -25,7 +25,7 @@ pub struct Rate {
 /// A time or a duration in nanoseconds.
 pub type RateNanos = u64;
 
-impl Rate {
+impl RateLimit {
     /// Creates a rate of `count` (at least 1) per `per` (above zero).
     pub fn new(count: u64, per: Duration) -> Option<Self> {
         (count > 0 && !per.is_zero()).then_some(Self { count, per })
@@ -77,7 +77,7 @@ pub struct RateError {
     text: String,
 }
 
-impl FromStr for Rate {
+impl FromStr for RateLimit {
     type Err = RateError;
 
     fn from_str(text: &str) -> Result<Self, RateError> {
@@ -95,7 +95,7 @@ impl FromStr for Rate {
     }
 }
 
-impl fmt::Display for Rate {
+impl fmt::Display for RateLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.per.as_secs() {
             1 if self.per.subsec_nanos() == 0 => write!(f, "{}/s", self.count),
@@ -123,19 +123,19 @@ mod tests {
             ("7/d", 7, 86_400, "7/d"),
             ("100/10m", 100, 600, "100/600s"),
         ] {
-            let rate: Rate = text.parse().unwrap();
-            assert_eq!(Some(rate), Rate::new(count, Duration::from_secs(seconds)), "{text}");
+            let rate: RateLimit = text.parse().unwrap();
+            assert_eq!(Some(rate), RateLimit::new(count, Duration::from_secs(seconds)), "{text}");
             assert_eq!(rate.to_string(), shown);
         }
         for text in ["", "60", "0/min", "-1/s", "60/", "60/0s", "1.5/s", "60/fortnight", "x/min"] {
-            let error = text.parse::<Rate>().unwrap_err().to_string();
+            let error = text.parse::<RateLimit>().unwrap_err().to_string();
             assert!(error.contains("`60/min`"), "{error}");
         }
     }
 
     #[test]
     fn a_burst_passes_and_then_one_at_a_time() {
-        let rate: Rate = "60/min".parse().unwrap();
+        let rate: RateLimit = "60/min".parse().unwrap();
         let mut used = 0;
         for _ in 0..60 {
             used = rate.take(used, 5).unwrap();
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn what_was_spent_beyond_the_room_is_owed() {
-        let rate: Rate = "100/s".parse().unwrap();
+        let rate: RateLimit = "100/s".parse().unwrap();
         assert_eq!(rate.check(0, 0), Ok(()));
         let used = rate.charge(0, 0, 250);
         let wait = rate.check(used, 0).unwrap_err();
@@ -162,7 +162,7 @@ mod tests {
         /// Over any span, never more than one full bucket plus the inflow.
         #[test]
         fn never_more_than_the_rate(count in 1_u64..50, per_ms in 1_u64..5000, gaps in proptest::collection::vec(0_u64..2_000_000_000, 1..200)) {
-            let rate = Rate::new(count, Duration::from_millis(per_ms)).unwrap();
+            let rate = RateLimit::new(count, Duration::from_millis(per_ms)).unwrap();
             let (mut used, mut now, mut granted) = (0, 0, 0_u128);
             for gap in gaps {
                 now += gap;

@@ -34,7 +34,7 @@ pub type ReplacementCostPolicy = Moment;
 
 /// Circumstances of a replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Load {
+pub struct ReplacementLoad {
     /// Last time from spawn to ready; `None` if unknown.
     pub load_time: Option<Duration>,
     /// Requests in flight.
@@ -81,7 +81,7 @@ impl std::fmt::Display for ReplacementCosts {
     }
 }
 
-impl Load {
+impl ReplacementLoad {
     /// Returns the time before the end of the memory at which the search for a lull must begin; `None` if
     /// lulls are unknown.
     pub fn lull_search_time(&self) -> Option<Duration> {
@@ -91,7 +91,11 @@ impl Load {
 
 /// Compares a replacement now with one at the next lull. `end` is the forecast for the exhaustion of
 /// memory; without one there is no risk, and waiting for a lull is always right.
-pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&GrowthForecast>) -> ReplacementCosts {
+pub fn weigh(
+    policy: &ReplacementCostPolicy,
+    load: &ReplacementLoad,
+    end: Option<&GrowthForecast>,
+) -> ReplacementCosts {
     let arrivals = load.arrivals.filter(|rate| rate.is_finite() && *rate > 0.0).unwrap_or(0.0);
     let loading = load.load_time.unwrap_or_default().as_secs_f64();
     let draining = drain_seconds(load);
@@ -107,7 +111,7 @@ pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&GrowthFor
     ReplacementCosts { now, cost_now, cost_lull, cost_end, risk }
 }
 
-fn drain_seconds(load: &Load) -> f64 {
+fn drain_seconds(load: &ReplacementLoad) -> f64 {
     match load.tokens_per_second {
         Some(speed) if speed > 0.0 && speed.is_finite() => exact(load.tokens) / speed,
         _ => 0.0,
@@ -171,8 +175,8 @@ mod tests {
         GrowthForecast { limit: 0, requests, seconds: Some(seconds) }
     }
 
-    fn busy() -> Load {
-        Load {
+    fn busy() -> ReplacementLoad {
+        ReplacementLoad {
             load_time: Some(Duration::from_secs(10)),
             requests: 4,
             tokens: 800,
@@ -205,21 +209,21 @@ mod tests {
 
     #[test]
     fn a_backend_with_frequent_lulls_waits_for_one_where_a_busy_one_does_not() {
-        let often = Load { lull_every: Some(Duration::from_secs(30)), ..busy() };
+        let often = ReplacementLoad { lull_every: Some(Duration::from_secs(30)), ..busy() };
         assert!(!weigh(&policy(), &often, Some(&end_in(300.0))).now);
-        let never = Load { lull_every: Some(Duration::from_secs(86_400)), ..busy() };
+        let never = ReplacementLoad { lull_every: Some(Duration::from_secs(86_400)), ..busy() };
         assert!(weigh(&policy(), &never, Some(&end_in(300.0))).now);
     }
 
     #[test]
     fn a_drain_that_costs_more_than_running_out_is_put_off() {
-        let long = Load { tokens: 100_000, requests: 1, ..busy() };
+        let long = ReplacementLoad { tokens: 100_000, requests: 1, ..busy() };
         assert!(!weigh(&policy(), &long, Some(&end_in(1.0))).now);
     }
 
     #[test]
     fn an_overlap_under_hazard_costs_nothing_and_happens_now() {
-        let overlap = Load { overlap: true, ..busy() };
+        let overlap = ReplacementLoad { overlap: true, ..busy() };
         let weighing = weigh(&policy(), &overlap, Some(&end_in(600.0)));
         assert!(weighing.now && weighing.cost_now == 0.0, "{weighing:?}");
     }
@@ -249,7 +253,7 @@ mod tests {
     proptest! {
         #[test]
         fn less_time_left_never_means_more_patience(a in 0.0f64..1e6, b in 0.0f64..1e6, requests in 0u32..50, lull in 1u64..10_000) {
-            let load = Load { requests, lull_every: Some(Duration::from_secs(lull)), ..busy() };
+            let load = ReplacementLoad { requests, lull_every: Some(Duration::from_secs(lull)), ..busy() };
             let (soon, late) = (weigh(&policy(), &load, Some(&end_in(a.min(b)))), weigh(&policy(), &load, Some(&end_in(a.max(b)))));
             prop_assert!(soon.now || !late.now);
             prop_assert!((0.0..=1.0).contains(&soon.risk));
@@ -257,7 +261,7 @@ mod tests {
 
         #[test]
         fn senseless_rates_give_no_senseless_prices(arrivals in prop_oneof![Just(f64::NAN), Just(-1.0), Just(f64::INFINITY)], speed in prop_oneof![Just(f64::NAN), Just(0.0), Just(-5.0)]) {
-            let load = Load { arrivals: Some(arrivals), tokens_per_second: Some(speed), ..busy() };
+            let load = ReplacementLoad { arrivals: Some(arrivals), tokens_per_second: Some(speed), ..busy() };
             let weighing = weigh(&policy(), &load, Some(&end_in(10.0)));
             prop_assert!(weighing.cost_now.is_finite() && weighing.cost_end.is_finite());
         }

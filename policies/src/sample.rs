@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Work done by one generation since its spawn. Counters only grow; `later - earlier` is a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Work {
+pub struct WorkDone {
     /// Answered requests of any kind that the model evaluates.
     pub requests: u64,
     /// Evaluated prompt tokens (without cached ones, if the answer reports these).
@@ -21,7 +21,7 @@ pub struct Work {
     pub audio: u64,
 }
 
-impl Add for Work {
+impl Add for WorkDone {
     type Output = Self;
     fn add(self, other: Self) -> Self {
         Self {
@@ -34,13 +34,13 @@ impl Add for Work {
     }
 }
 
-impl AddAssign for Work {
+impl AddAssign for WorkDone {
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
     }
 }
 
-impl Sub for Work {
+impl Sub for WorkDone {
     type Output = Self;
     /// Saturates at zero: counters of one generation only grow, so a negative difference is a mixed-up pair.
     fn sub(self, other: Self) -> Self {
@@ -100,7 +100,7 @@ pub enum VramSource {
 
 /// VRAM of a backend on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Vram {
+pub struct VramReading {
     /// GPU of the memory.
     pub gpu: GpuIndex,
     /// Bytes held by the process group.
@@ -159,7 +159,7 @@ impl<'de> Deserialize<'de> for MemoryKind {
 
 /// Reading of a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct BackendSample {
     /// Time since the generation was spawned.
     pub at: Duration,
     /// Reason of the sample.
@@ -167,14 +167,14 @@ pub struct Sample {
     /// Host memory; `None` if it could not be read, never a made-up zero.
     pub host: Option<HostMemory>,
     /// VRAM by GPU; GPUs with unknown figures are left out.
-    pub vram: Vec<Vram>,
+    pub vram: Vec<VramReading>,
     /// Bytes in measured pools (by a memory report or the log), which the server keeps on purpose: growth
     /// in them is no leak.
     pub pools: Vec<(MemoryKind, u64)>,
     /// Requests in flight at the time of the reading.
     pub in_flight: u32,
     /// Work done since the spawn.
-    pub work: Work,
+    pub work: WorkDone,
     /// Prompt tokens of the largest prompt so far.
     pub largest_prompt: u64,
     /// Number of completed reclaims before this reading began.
@@ -187,7 +187,7 @@ const fn is_none(count: &u64) -> bool {
     *count == 0
 }
 
-impl Sample {
+impl BackendSample {
     /// Returns the bytes of one series as charged by driver and kernel; `None` if unknown.
     pub fn charged(&self, series: MemoryKind) -> Option<u64> {
         match series {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::words::one_or_several;
 
 /// Minutes in a day.
-pub const DAY: u16 = 24 * 60;
+pub const DAY_MINUTES: u16 = 24 * 60;
 
 /// A window of the day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,12 +47,12 @@ impl DayWindow {
 
     /// Returns true if it never closes.
     const fn is_whole_day(self) -> bool {
-        self.from == 0 && self.to == DAY
+        self.from == 0 && self.to == DAY_MINUTES
     }
 
     /// Returns the minutes until it opens: 0 to 1439, and 0 if it opens now.
     const fn opens_in(self, minute: u16) -> u16 {
-        (self.from + DAY - minute % DAY) % DAY
+        (self.from + DAY_MINUTES - minute % DAY_MINUTES) % DAY_MINUTES
     }
 }
 
@@ -65,7 +65,7 @@ fn parse_clock(text: &str) -> Option<u16> {
     let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);
     // `24:00` is the usual notation for the end of the day.
     match (hours, minutes) {
-        (24, 0) => Some(DAY),
+        (24, 0) => Some(DAY_MINUTES),
         (0..=23, 0..=59) => Some(hours * 60 + minutes),
         _ => None,
     }
@@ -79,10 +79,10 @@ impl FromStr for DayWindow {
         let (from, to) = text.split_once('-').ok_or_else(|| error("it has no `-` between two times"))?;
         let from = parse_clock(from).ok_or_else(|| error("its beginning is no time of the day"))?;
         let to = parse_clock(to).ok_or_else(|| error("its end is no time of the day"))?;
-        if from == to || from % DAY == to {
+        if from == to || from % DAY_MINUTES == to {
             return Err(error("it begins when it ends"));
         }
-        Ok(Self { from: from % DAY, to })
+        Ok(Self { from: from % DAY_MINUTES, to })
     }
 }
 
@@ -95,9 +95,9 @@ impl fmt::Display for DayWindow {
 
 /// Any number of windows; none means always.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Windows(Vec<DayWindow>);
+pub struct DayWindows(Vec<DayWindow>);
 
-impl Windows {
+impl DayWindows {
     /// No restriction.
     pub const ALWAYS: Self = Self(Vec::new());
 
@@ -113,7 +113,7 @@ impl Windows {
 
     /// Returns the minutes of the day in which a window is open: 0 to 1440.
     pub fn minutes(&self) -> u16 {
-        u16::try_from((0..DAY).filter(|minute| self.open(*minute)).count()).unwrap_or(DAY)
+        u16::try_from((0..DAY_MINUTES).filter(|minute| self.open(*minute)).count()).unwrap_or(DAY_MINUTES)
     }
 
     /// Returns true if a backend may be replaced at this minute of the day.
@@ -131,7 +131,7 @@ impl Windows {
 
     /// Returns the longest closed time between two windows in minutes: 0 to 1439.
     pub fn longest_closed(&self) -> u16 {
-        (0..DAY).map(|minute| self.opens_in(minute)).max().unwrap_or(0)
+        (0..DAY_MINUTES).map(|minute| self.opens_in(minute)).max().unwrap_or(0)
     }
 
     /// Returns the time for which a window has been open, in whole minutes; `None` without windows, or
@@ -140,13 +140,13 @@ impl Windows {
         if self.is_always() || !self.open(minute) {
             return None;
         }
-        let closed = (1..DAY).find(|back| !self.open((minute + DAY - back) % DAY))?;
+        let closed = (1..DAY_MINUTES).find(|back| !self.open((minute + DAY_MINUTES - back) % DAY_MINUTES))?;
         Some(Duration::from_secs(u64::from(closed - 1) * 60))
     }
 
     /// Returns true in the last minute of an open window.
     pub fn closes(&self, minute: u16) -> bool {
-        self.open(minute) && !self.open((minute + 1) % DAY)
+        self.open(minute) && !self.open((minute + 1) % DAY_MINUTES)
     }
 
     /// Returns the time from now until the window after the present one opens: the least wait after missing
@@ -155,13 +155,13 @@ impl Windows {
         if self.is_always() || !self.open(minute) {
             return Duration::ZERO;
         }
-        let closed = (1..DAY).find(|ahead| !self.open((minute + ahead) % DAY));
-        let minutes = closed.map_or(0, |ahead| ahead + self.opens_in((minute + ahead) % DAY));
+        let closed = (1..DAY_MINUTES).find(|ahead| !self.open((minute + ahead) % DAY_MINUTES));
+        let minutes = closed.map_or(0, |ahead| ahead + self.opens_in((minute + ahead) % DAY_MINUTES));
         Duration::from_secs(u64::from(minutes) * 60)
     }
 }
 
-impl fmt::Display for Windows {
+impl fmt::Display for DayWindows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("always");
@@ -173,7 +173,7 @@ impl fmt::Display for Windows {
     }
 }
 
-impl FromStr for Windows {
+impl FromStr for DayWindows {
     type Err = WindowError;
 
     /// Parses one window, or several separated by commas.
@@ -182,13 +182,13 @@ impl FromStr for Windows {
     }
 }
 
-impl Serialize for Windows {
+impl Serialize for DayWindows {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.0.iter().map(ToString::to_string))
     }
 }
 
-impl<'de> Deserialize<'de> for Windows {
+impl<'de> Deserialize<'de> for DayWindows {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut windows = Vec::new();
         for text in one_or_several(deserializer)? {
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn windows(text: &str) -> Windows {
+    fn windows(text: &str) -> DayWindows {
         text.parse().unwrap()
     }
 
@@ -228,11 +228,14 @@ mod tests {
     fn the_whole_day_is_no_restriction() {
         let day = windows("00:00-24:00");
         assert!(day.is_always() && windows("02:00-03:00, 00:00-24:00").is_always());
-        assert!((0..DAY).all(|minute| day.open(minute) && day.opens_in(minute) == 0 && !day.closes(minute)));
-        assert_eq!((day.minutes(), windows("23:00-01:00, 00:30-02:00").minutes()), (DAY, 180));
+        assert!(
+            (0..DAY_MINUTES)
+                .all(|minute| day.open(minute) && day.opens_in(minute) == 0 && !day.closes(minute))
+        );
+        assert_eq!((day.minutes(), windows("23:00-01:00, 00:30-02:00").minutes()), (DAY_MINUTES, 180));
         assert_eq!(day.to_string(), "00:00-24:00");
         for text in ["00:00-00:00", "24:00-00:00", "24:00-24:00", "12:00-12:00"] {
-            assert!(text.parse::<Windows>().is_err(), "{text}");
+            assert!(text.parse::<DayWindows>().is_err(), "{text}");
         }
     }
 
@@ -243,7 +246,7 @@ mod tests {
         assert_eq!(night.time_to_next(600), Duration::ZERO);
         let two = windows("02:00-05:00, 12:00-13:00");
         assert_eq!(two.time_to_next(240), Duration::from_secs(8 * 3600));
-        assert_eq!(Windows::ALWAYS.time_to_next(240), Duration::ZERO);
+        assert_eq!(DayWindows::ALWAYS.time_to_next(240), Duration::ZERO);
     }
 
     #[test]
@@ -255,7 +258,7 @@ mod tests {
             [minutes(0), minutes(10), minutes(130), None]
         );
         assert_eq!([238, 239, 240].map(|minute| night.closes(minute)), [false, true, false]);
-        assert_eq!((Windows::ALWAYS.open_for(5), Windows::ALWAYS.closes(5)), (None, false));
+        assert_eq!((DayWindows::ALWAYS.open_for(5), DayWindows::ALWAYS.closes(5)), (None, false));
     }
 
     #[test]
@@ -269,22 +272,22 @@ mod tests {
 
     #[test]
     fn a_list_and_a_single_text_are_both_taken() {
-        let one: Windows = serde_json::from_str("\"02:00-05:00, 22:30-23:00\"").unwrap();
-        let list: Windows = serde_json::from_str("[\"02:00-05:00\", \"22:30-23:00\"]").unwrap();
+        let one: DayWindows = serde_json::from_str("\"02:00-05:00, 22:30-23:00\"").unwrap();
+        let list: DayWindows = serde_json::from_str("[\"02:00-05:00\", \"22:30-23:00\"]").unwrap();
         assert_eq!(one, list);
         assert_eq!(one.to_string(), "02:00-05:00, 22:30-23:00");
-        assert_eq!(serde_json::from_str::<Windows>(&serde_json::to_string(&one).unwrap()).unwrap(), one);
+        assert_eq!(serde_json::from_str::<DayWindows>(&serde_json::to_string(&one).unwrap()).unwrap(), one);
     }
 
     proptest! {
         #[test]
         fn the_minute_at_which_it_opens_is_open_and_the_ones_before_are_not(
-            from in 0u16..DAY, length in 1u16..DAY, minute in 0u16..DAY
+            from in 0u16..DAY_MINUTES, length in 1u16..DAY_MINUTES, minute in 0u16..DAY_MINUTES
         ) {
-            let windows = Windows::new(vec![DayWindow { from, to: (from + length) % DAY }]);
+            let windows = DayWindows::new(vec![DayWindow { from, to: (from + length) % DAY_MINUTES }]);
             let wait = windows.opens_in(minute);
-            prop_assert!(windows.open((minute + wait) % DAY));
-            prop_assert!((0..wait).all(|ahead| !windows.open((minute + ahead) % DAY)));
+            prop_assert!(windows.open((minute + wait) % DAY_MINUTES));
+            prop_assert!((0..wait).all(|ahead| !windows.open((minute + ahead) % DAY_MINUTES)));
         }
     }
 }

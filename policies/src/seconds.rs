@@ -22,12 +22,12 @@ pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok,
 ///
 /// Errors of the deserializer; a time that is negative or too large.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    Option::<Written>::deserialize(from)?.map(Written::time).transpose()
+    Option::<WrittenTime>::deserialize(from)?.map(WrittenTime::time).transpose()
 }
 
 /// The same for a mandatory time.
 pub mod known {
-    use super::{Deserialize as _, Deserializer, Duration, Serializer, Written, rounded};
+    use super::{Deserialize as _, Deserializer, Duration, Serializer, WrittenTime, rounded};
 
     /// Serializes seconds with at most three decimals.
     ///
@@ -44,18 +44,18 @@ pub mod known {
     ///
     /// Errors of the deserializer; a time that is negative or too large.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        Written::deserialize(from)?.time()
+        WrittenTime::deserialize(from)?.time()
     }
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum WrittenTime {
     Seconds(f64),
     Parts(Duration),
 }
 
-impl Written {
+impl WrittenTime {
     fn time<E: serde::de::Error>(self) -> Result<Duration, E> {
         match self {
             Self::Seconds(seconds) => Duration::try_from_secs_f64(seconds).map_err(E::custom),

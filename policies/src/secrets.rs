@@ -3,13 +3,13 @@
 //! A secret is recognised by the name of its variable, field or flag (`HF_TOKEN`, `"api_key"`,
 //! `--api-key`), by its place in an address (user, password, query), or by its form: tokens of common
 //! services have known prefixes (`hf_`, `sk-`, `ghp_`), and a token follows `Bearer`. Secrets given to a
-//! process are redacted wherever it repeats them ([`Known`]). Other secrets are not recognised.
+//! process are redacted wherever it repeats them ([`KnownSecrets`]). Other secrets are not recognised.
 
 use serde_json::Value;
 
 mod known;
 
-pub use known::Known;
+pub use known::KnownSecrets;
 
 /// Replacement text of a secret.
 pub const REDACTED: &str = "***";

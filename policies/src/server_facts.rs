@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 pub struct ServerFacts {
     /// Time at which the head of a streamed answer is sent.
-    pub stream_head: StreamHead,
+    pub stream_head: StreamHeadTime,
     /// True if it can listen on a Unix socket, as upstream since about b5000. `None`: unknown.
     pub unix_sockets: Option<bool>,
     /// Number of connections served at a time, 1 or more: a further one, idle or busy, waits until another
@@ -34,13 +34,13 @@ pub struct ServerFacts {
 /// proves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StreamHead {
+pub enum StreamHeadTime {
     /// As soon as a slot takes the request, before its prompt is computed. A missing head proves that
     /// nothing was computed. Upstream since 0821c5fcf (about b9425).
     BeforeFirstToken,
     /// With the first token, after the whole prompt was computed. A missing head proves nothing.
     AfterFirstToken,
-    /// Not measured, or not clearly; treated as [`StreamHead::AfterFirstToken`].
+    /// Not measured, or not clearly; treated as [`StreamHeadTime::AfterFirstToken`].
     #[default]
     Unknown,
 }
@@ -58,7 +58,7 @@ impl ServerFacts {
         }
         Self {
             stream_head: match self.stream_head {
-                StreamHead::Unknown => other.stream_head,
+                StreamHeadTime::Unknown => other.stream_head,
                 known => known,
             },
             unix_sockets: either(self.unix_sockets, other.unix_sockets),
@@ -71,7 +71,7 @@ impl ServerFacts {
     /// Returns true if a streamed request whose connection ended without any byte of an answer was
     /// certainly not begun.
     pub const fn no_head_means_not_begun(&self) -> bool {
-        matches!(self.stream_head, StreamHead::BeforeFirstToken)
+        matches!(self.stream_head, StreamHeadTime::BeforeFirstToken)
     }
 
     /// Returns true if the rest of a request's body may be parsed as another request. Then a request with a
@@ -90,9 +90,9 @@ mod tests {
         let unknown: ServerFacts = serde_json::from_str("{}").unwrap();
         assert_eq!(unknown, ServerFacts::default());
         assert!(!unknown.no_head_means_not_begun());
-        let after = ServerFacts { stream_head: StreamHead::AfterFirstToken, ..unknown };
+        let after = ServerFacts { stream_head: StreamHeadTime::AfterFirstToken, ..unknown };
         assert!(!after.no_head_means_not_begun());
-        let before = ServerFacts { stream_head: StreamHead::BeforeFirstToken, ..unknown };
+        let before = ServerFacts { stream_head: StreamHeadTime::BeforeFirstToken, ..unknown };
         assert!(before.no_head_means_not_begun());
         let reads = |discards_bodies| ServerFacts { discards_bodies, ..unknown }.may_read_body_as_request();
         assert_eq!([None, Some(false), Some(true)].map(reads), [true, true, false]);
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn what_is_measured_newly_comes_before_what_was_known() {
         let before = ServerFacts {
-            stream_head: StreamHead::AfterFirstToken,
+            stream_head: StreamHeadTime::AfterFirstToken,
             unix_sockets: Some(true),
             slot_files: Some(false),
             ..ServerFacts::default()
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn facts_are_kept_in_words() {
         let facts = ServerFacts {
-            stream_head: StreamHead::BeforeFirstToken,
+            stream_head: StreamHeadTime::BeforeFirstToken,
             unix_sockets: Some(true),
             http_threads: Some(3),
             slot_files: None,

@@ -17,7 +17,7 @@ use crate::units::exact;
 /// Exceeded level of a shared budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum BudgetLevel {
     /// Soft budget: replace when quiet.
     Soft,
     /// Hard budget: replace now.
@@ -26,18 +26,18 @@ pub enum Level {
 
 /// Choice of a backend because a shared budget is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Chosen {
+pub struct SharedChoice {
     /// Memory of the budget.
     pub series: MemoryKind,
     /// Exceeded level.
-    pub level: Level,
+    pub level: BudgetLevel,
     /// Shared budget in bytes.
     pub limit: u64,
 }
 
 /// Part of a backend in a shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct SharedMember {
     /// Bytes held; `None` if unknown.
     pub charged: Option<u64>,
     /// Bytes of a fresh, settled process; `None` if unknown.
@@ -59,12 +59,16 @@ pub struct SharedBudget {
 
 /// Returns the index of the member to replace; `None` while the sum is within the budget, or if no
 /// replacement would free memory. Unknown figures count as zero, so the sum is a lower bound.
-pub fn first(series: MemoryKind, members: &[Member], budget: SharedBudget) -> Option<(usize, Chosen)> {
+pub fn first(
+    series: MemoryKind,
+    members: &[SharedMember],
+    budget: SharedBudget,
+) -> Option<(usize, SharedChoice)> {
     let sum = members.iter().filter_map(|member| member.charged).fold(0, u64::saturating_add);
     let over = |limit: Option<u64>| limit.filter(|limit| sum >= *limit);
     let (level, limit) = match (over(budget.hard), over(budget.soft)) {
-        (Some(limit), _) => (Level::Hard, limit),
-        (None, Some(limit)) => (Level::Soft, limit),
+        (Some(limit), _) => (BudgetLevel::Hard, limit),
+        (None, Some(limit)) => (BudgetLevel::Soft, limit),
         (None, None) => return None,
     };
     let gains = members.iter().enumerate().filter_map(|(index, member)| {
@@ -74,12 +78,12 @@ pub fn first(series: MemoryKind, members: &[Member], budget: SharedBudget) -> Op
     let best = gains.max_by(|(_, a, first), (_, b, second)| {
         gain_per_cost(*a, first).total_cmp(&gain_per_cost(*b, second))
     })?;
-    Some((best.0, Chosen { series, level, limit }))
+    Some((best.0, SharedChoice { series, level, limit }))
 }
 
 /// Returns the bytes freed per second of waiting. One second is added, so that a free replacement does not
 /// win with a trifling gain.
-fn gain_per_cost(gain: u64, member: &Member) -> f64 {
+fn gain_per_cost(gain: u64, member: &SharedMember) -> f64 {
     exact(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
 
@@ -202,11 +206,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const MEMBER: Member = Member { charged: None, fresh: None, cost: None, free_to_go: true };
+    const MEMBER: SharedMember = SharedMember { charged: None, fresh: None, cost: None, free_to_go: true };
     const BUDGET: SharedBudget = SharedBudget { soft: Some(100), hard: Some(200) };
 
-    fn holds(charged: u64, fresh: u64) -> Member {
-        Member { charged: Some(charged), fresh: Some(fresh), ..MEMBER }
+    fn holds(charged: u64, fresh: u64) -> SharedMember {
+        SharedMember { charged: Some(charged), fresh: Some(fresh), ..MEMBER }
     }
 
     #[test]
@@ -236,21 +240,21 @@ mod tests {
     #[test]
     fn whoever_gives_back_most_goes_first() {
         let members = [holds(90, 80), holds(60, 10), holds(20, 0)];
-        let chosen = |level, limit| Chosen { series: MemoryKind::Host, level, limit };
-        assert_eq!(first(MemoryKind::Host, &members, BUDGET), Some((1, chosen(Level::Soft, 100))));
+        let chosen = |level, limit| SharedChoice { series: MemoryKind::Host, level, limit };
+        assert_eq!(first(MemoryKind::Host, &members, BUDGET), Some((1, chosen(BudgetLevel::Soft, 100))));
         let tight = SharedBudget { hard: Some(150), ..BUDGET };
-        assert_eq!(first(MemoryKind::Host, &members, tight), Some((1, chosen(Level::Hard, 150))));
+        assert_eq!(first(MemoryKind::Host, &members, tight), Some((1, chosen(BudgetLevel::Hard, 150))));
     }
 
     #[test]
     fn a_slow_load_has_to_give_back_more() {
-        let slow = Member { cost: Some(Duration::from_secs(60)), ..holds(60, 10) };
+        let slow = SharedMember { cost: Some(Duration::from_secs(60)), ..holds(60, 10) };
         assert_eq!(first(MemoryKind::Host, &[slow, holds(60, 50)], BUDGET).map(|(index, _)| index), Some(1));
     }
 
     #[test]
     fn who_may_not_go_or_gains_nothing_is_passed_over() {
-        let held = Member { free_to_go: false, ..holds(90, 0) };
+        let held = SharedMember { free_to_go: false, ..holds(90, 0) };
         assert_eq!(first(MemoryKind::Host, &[held, holds(50, 50)], BUDGET), None);
         assert_eq!(first(MemoryKind::Host, &[held, holds(50, 40)], BUDGET).map(|(index, _)| index), Some(1));
         assert_eq!(
@@ -341,8 +345,8 @@ mod tests {
 
         #[test]
         fn the_chosen_one_may_go_and_gains(members in proptest::collection::vec((0u64..1000, 0u64..1000, any::<bool>()), 0..8)) {
-            let members: Vec<Member> =
-                members.into_iter().map(|(charged, fresh, free_to_go)| Member { free_to_go, ..holds(charged, fresh) }).collect();
+            let members: Vec<SharedMember> =
+                members.into_iter().map(|(charged, fresh, free_to_go)| SharedMember { free_to_go, ..holds(charged, fresh) }).collect();
             if let Some((index, _)) = first(MemoryKind::Host, &members, BUDGET) {
                 prop_assert!(members[index].free_to_go && members[index].charged > members[index].fresh);
             }

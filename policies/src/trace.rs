@@ -1,4 +1,4 @@
-//! Recordings of readings: one JSON object per line, and a [`Sample`] for each.
+//! Recordings of readings: one JSON object per line, and a [`BackendSample`] for each.
 //!
 //! ```text
 //! {"t": 0.385, "edge": "idle", "in_flight": 0, "requests": 1, "prompt_tokens": 300, "output_tokens": 64, "images": 1,
@@ -22,7 +22,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::sample::{GpuIndex, HostMemory, MemoryKind, Sample, SampleEdge, Vram, VramSource, Work};
+use crate::sample::{
+    BackendSample, GpuIndex, HostMemory, MemoryKind, SampleEdge, VramReading, VramSource, WorkDone,
+};
 use crate::units::{exact, whole};
 
 const KIB: u64 = 1024;
@@ -31,7 +33,7 @@ const MIB: u64 = 1024 * KIB;
 /// A line that is no reading.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
-pub struct TraceError {
+pub struct RecordingError {
     /// Line number, from 1.
     pub line: usize,
     what: String,
@@ -43,22 +45,22 @@ pub struct TraceError {
 /// # Errors
 ///
 /// A line is no reading, or is older than the one above it.
-pub fn parse(text: &str) -> Result<Vec<Sample>, TraceError> {
+pub fn parse(text: &str) -> Result<Vec<BackendSample>, RecordingError> {
     // Some editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut samples: Vec<Sample> = Vec::new();
+    let mut samples: Vec<BackendSample> = Vec::new();
     for (index, line) in text.lines().enumerate() {
         if line.trim().is_empty() {
             continue;
         }
         let sample = match parse_line(line) {
             Err(_) if !samples.is_empty() && text.ends_with(line) && is_truncated(line) => break,
-            sample => sample.map_err(|what| TraceError { line: index + 1, what })?,
+            sample => sample.map_err(|what| RecordingError { line: index + 1, what })?,
         };
         if samples.last().is_some_and(|before| before.at > sample.at) {
             let what =
                 "`t` is before that of the line above: a recording holds one generation, in order".to_owned();
-            return Err(TraceError { line: index + 1, what });
+            return Err(RecordingError { line: index + 1, what });
         }
         samples.push(sample);
     }
@@ -71,7 +73,7 @@ fn is_truncated(line: &str) -> bool {
 }
 
 /// Parses one reading; the error names the field and the problem.
-fn parse_line(line: &str) -> Result<Sample, String> {
+fn parse_line(line: &str) -> Result<BackendSample, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))?;
     let Value::Object(fields) = value else {
         return Err(format!("not a JSON object but {}", json_kind(&value)));
@@ -91,7 +93,7 @@ fn parse_line(line: &str) -> Result<Sample, String> {
         }),
     };
     let prompt_tokens = count(&fields, "prompt_tokens")?;
-    Ok(Sample {
+    Ok(BackendSample {
         at: seconds(&fields)?,
         edge,
         host,
@@ -99,7 +101,7 @@ fn parse_line(line: &str) -> Result<Sample, String> {
         pools: pools(&fields)?,
         in_flight: u32::try_from(count(&fields, "in_flight")?)
             .map_err(|_| "`in_flight` is too large".to_owned())?,
-        work: Work {
+        work: WorkDone {
             requests: known(&fields, "requests", 1)?
                 .ok_or("no field `requests`: without the work that was done, growth cannot be judged")?,
             prompt_tokens,
@@ -113,7 +115,7 @@ fn parse_line(line: &str) -> Result<Sample, String> {
 }
 
 /// Formats a reading as a line, without a line break.
-pub fn line(sample: &Sample) -> String {
+pub fn line(sample: &BackendSample) -> String {
     let mut fields = Map::new();
     let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
     put("t", json!((sample.at.as_secs_f64() * 1000.0).round() / 1000.0));
@@ -203,7 +205,7 @@ fn count(fields: &Map<String, Value>, name: &str) -> Result<u64, String> {
     Ok(known(fields, name, 1)?.unwrap_or(0))
 }
 
-fn vram(fields: &Map<String, Value>) -> Result<Vec<Vram>, String> {
+fn vram(fields: &Map<String, Value>) -> Result<Vec<VramReading>, String> {
     let estimated = match fields.get("vram_estimated") {
         None | Some(Value::Null) => vec![],
         Some(value) => serde_json::from_value::<Vec<GpuIndex>>(value.clone())
@@ -221,11 +223,11 @@ fn vram(fields: &Map<String, Value>) -> Result<Vec<Vram>, String> {
             None => continue,
         };
         if let Some(bytes) = known(fields, name, MIB)? {
-            if found.iter().any(|vram: &Vram| vram.gpu == gpu) {
+            if found.iter().any(|vram: &VramReading| vram.gpu == gpu) {
                 return Err(format!("`{name}`: another field tells of this GPU too"));
             }
             let source = if estimated.contains(&gpu) { VramSource::Estimate } else { VramSource::Process };
-            found.push(Vram { gpu, bytes, source });
+            found.push(VramReading { gpu, bytes, source });
         }
     }
     found.sort_by_key(|vram| vram.gpu);

@@ -78,7 +78,7 @@ impl fmt::Display for SpanId {
 
 /// Incoming trace context of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct IncomingContext {
     /// Trace of the request.
     pub trace: TraceId,
     /// Parent span of the request.
@@ -86,7 +86,7 @@ pub struct Given {
     flags: u8,
 }
 
-impl Given {
+impl IncomingContext {
     /// Parses a `traceparent`; `None` if invalid.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let value = std::str::from_utf8(value).ok()?;
@@ -169,7 +169,7 @@ fn is_value(value: &[u8]) -> bool {
 
 /// Trace context of a request at this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Context {
+pub struct RequestTraceContext {
     /// Trace of the request.
     pub trace: TraceId,
     /// Span of the request.
@@ -179,13 +179,13 @@ pub struct Context {
     flags: u8,
 }
 
-impl Context {
+impl RequestTraceContext {
     /// Derives the context from a valid incoming one. Recording is decided where a trace begins: by the
     /// parent, else with probability `ratio` (0 to 1), based on the trace id, so that other programs with
     /// this rule decide alike.
-    pub fn of(given: Option<Given>, drawn: (u128, u64), ratio: f64) -> Self {
+    pub fn of(given: Option<IncomingContext>, drawn: (u128, u64), ratio: f64) -> Self {
         let span = SpanId::of(drawn.1);
-        if let Some(Given { trace, parent, flags }) = given {
+        if let Some(IncomingContext { trace, parent, flags }) = given {
             return Self { trace, span, parent: Some(parent), flags: flags & (SAMPLED | RANDOM) };
         }
         let trace = TraceId::of(drawn.0);
@@ -226,8 +226,8 @@ mod tests {
 
     const SOUND: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-    fn parsed(text: &str) -> Option<Given> {
-        Given::parse(text.as_bytes())
+    fn parsed(text: &str) -> Option<IncomingContext> {
+        IncomingContext::parse(text.as_bytes())
     }
 
     #[test]
@@ -294,28 +294,28 @@ mod tests {
     #[test]
     fn a_trace_goes_on_as_its_parent_decided_and_a_new_one_is_drawn() {
         let given = parsed(SOUND);
-        let context = Context::of(given, (1, 7), 0.0);
+        let context = RequestTraceContext::of(given, (1, 7), 0.0);
         assert!(context.is_sampled(), "the parent is");
         assert_eq!(context.parent, Some(SpanId(0xb7ad_6b71_6920_3331)));
         assert_eq!(
             context.traceparent(context.span),
             "00-0af7651916cd43dd8448eb211c80319c-0000000000000007-01"
         );
-        let not = Context::of(parsed(&SOUND.replace("-01", "-00")), (1, 7), 1.0);
+        let not = RequestTraceContext::of(parsed(&SOUND.replace("-01", "-00")), (1, 7), 1.0);
         assert!(!not.is_sampled() && not.traceparent(not.span).ends_with("-00"));
-        let unknown = Context::of(parsed(&SOUND.replace("-01", "-fd")), (1, 7), 0.0);
+        let unknown = RequestTraceContext::of(parsed(&SOUND.replace("-01", "-fd")), (1, 7), 0.0);
         assert!(unknown.traceparent(unknown.span).ends_with("-01"), "what is not known is not passed on");
-        let own = Context::of(None, (0, 0), 1.0);
+        let own = RequestTraceContext::of(None, (0, 0), 1.0);
         assert_eq!((own.trace, own.span, own.parent, own.is_sampled()), (TraceId(1), SpanId(1), None, true));
-        assert!(!Context::of(None, (u128::MAX, 1), 0.0).is_sampled());
+        assert!(!RequestTraceContext::of(None, (u128::MAX, 1), 0.0).is_sampled());
     }
 
     proptest! {
         #[test]
         fn nothing_that_comes_can_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            if let Some(given) = Given::parse(&bytes) {
-                let context = Context::of(Some(given), (1, 1), 1.0);
-                prop_assert!(Given::parse(context.traceparent(context.span).as_bytes()).is_some());
+            if let Some(given) = IncomingContext::parse(&bytes) {
+                let context = RequestTraceContext::of(Some(given), (1, 1), 1.0);
+                prop_assert!(IncomingContext::parse(context.traceparent(context.span).as_bytes()).is_some());
             }
             is_sound_state([&bytes[..]]);
         }
@@ -324,7 +324,7 @@ mod tests {
         fn as_many_are_drawn_as_asked_for(ratio in 0.0..=1.0_f64, seed: u64) {
             let drawn = (0..2000_u32).filter(|n| {
                 let low = SpanId(seed).part(*n).0;
-                Context::of(None, (u128::from(low), 1), ratio).is_sampled()
+                RequestTraceContext::of(None, (u128::from(low), 1), ratio).is_sampled()
             });
             let share = f64::from(u32::try_from(drawn.count()).unwrap()) / 2000.0;
             prop_assert!((share - ratio).abs() < 0.06, "{share} of {ratio}");

@@ -4,7 +4,7 @@ use super::*;
 
 const LINE: &str = r#"{"t": 0.385, "edge": "idle", "in_flight": 0, "requests": 1, "prompt_tokens": 300, "output_tokens": 64, "images": 1, "rss_anon_kib": 363876, "rss_kib": 606676, "swap_kib": 4, "vram_mib": 3090}"#;
 
-fn one(text: &str) -> Sample {
+fn one(text: &str) -> BackendSample {
     parse(text).unwrap().remove(0)
 }
 
@@ -15,7 +15,10 @@ fn a_line_is_read_field_by_field() {
     assert_eq!(sample.edge, SampleEdge::Idle);
     assert_eq!(sample.host.map(HostMemory::charged), Some((363_876 + 4) * KIB));
     assert_eq!(sample.charged(MemoryKind::Vram(GpuIndex(0))), Some(3090 * MIB));
-    assert_eq!(sample.work, Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
+    assert_eq!(
+        sample.work,
+        WorkDone { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 }
+    );
 }
 
 #[test]
@@ -37,12 +40,12 @@ fn unknown_fields_and_empty_lines_are_passed_over() {
 #[test]
 fn what_is_written_is_read_again() {
     let mut sample = one(LINE);
-    sample.vram.push(Vram { gpu: GpuIndex(3), bytes: 5 * MIB + 512, source: VramSource::Estimate });
+    sample.vram.push(VramReading { gpu: GpuIndex(3), bytes: 5 * MIB + 512, source: VramSource::Estimate });
     sample.pools = vec![(MemoryKind::Host, 12345)];
     sample.largest_prompt = 299;
     sample.work.audio = 2;
     assert_eq!(one(&line(&sample)), sample);
-    let unknown = Sample { host: None, vram: vec![], pools: vec![], ..sample };
+    let unknown = BackendSample { host: None, vram: vec![], pools: vec![], ..sample };
     assert_eq!(one(&line(&unknown)), unknown);
 }
 

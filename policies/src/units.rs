@@ -153,18 +153,18 @@ impl Serialize for ByteSize {
 
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Written { expected: "a size like `12GiB`", number: |bytes| bytes })
+        deserializer.deserialize_any(SizeVisitor { expected: "a size like `12GiB`", number: |bytes| bytes })
     }
 }
 
 /// Deserializes a number of bytes, or its text form.
-struct Written<T> {
+struct SizeVisitor<T> {
     /// Expected form, for error messages.
     expected: &'static str,
     number: fn(ByteSize) -> T,
 }
 
-impl<T: FromStr<Err = SizeError>> Visitor<'_> for Written<T> {
+impl<T: FromStr<Err = SizeError>> Visitor<'_> for SizeVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -257,7 +257,7 @@ impl Serialize for MemoryLimit {
 impl<'de> Deserialize<'de> for MemoryLimit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a size like `12GiB`, a share like `80%`, or `auto`";
-        deserializer.deserialize_any(Written { expected, number: MemoryLimit::Bytes })
+        deserializer.deserialize_any(SizeVisitor { expected, number: MemoryLimit::Bytes })
     }
 }
 

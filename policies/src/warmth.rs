@@ -64,7 +64,7 @@ fn is_same(conversation: u64, slot: u64) -> bool {
 
 /// Remaining room for files.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Room {
+pub struct FileRoom {
     left: u64,
     /// Bytes per token: measured by the last file; before that, the value of large models.
     per_token: f64,
@@ -74,7 +74,7 @@ pub struct Room {
 /// a value skips a file; too low a value could fill the disk.
 const ASSUMED_TOKEN_BYTES: f64 = 512.0 * 1024.0;
 
-impl Room {
+impl FileRoom {
     /// Creates room for at most `bytes`, and the given share of free space; `None`: free space is unknown.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
         let of_free = free.map_or(u64::MAX, |free| scale(free, share));
@@ -108,7 +108,7 @@ pub fn pays(tokens: u64, save_ms: f64, per_token_ms: Option<f64>) -> bool {
 
 /// Result of a prompt that a server should have in its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proof {
+pub enum CacheProof {
     /// Most of the prompt was cached.
     Reused,
     /// The prompt was evaluated, and is cached now.
@@ -120,9 +120,13 @@ pub enum Proof {
 const SEAM_TOKENS: u64 = 16;
 
 /// Classifies by the counts in the answer.
-pub fn proof(cached: u64, evaluated: u64) -> Proof {
+pub fn proof(cached: u64, evaluated: u64) -> CacheProof {
     let all = cached.saturating_add(evaluated);
-    if cached > 0 && evaluated <= SEAM_TOKENS.max(all / 10) { Proof::Reused } else { Proof::Evaluated }
+    if cached > 0 && evaluated <= SEAM_TOKENS.max(all / 10) {
+        CacheProof::Reused
+    } else {
+        CacheProof::Evaluated
+    }
 }
 
 /// Time limit for a server to show that it has this prompt cached, with evaluation at this many
@@ -150,12 +154,12 @@ pub const fn is_useless(held: u64, prompt: u64, evaluated: u64) -> bool {
 /// Size of the prompt pieces that are evaluated after the gate has opened; a new request waits for the end
 /// of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pieces {
+pub struct PromptPieces {
     size: u64,
     time: Duration,
 }
 
-impl Pieces {
+impl PromptPieces {
     /// Creates pieces of about this duration.
     pub const fn new(time: Duration) -> Self {
         Self { size: Self::FIRST, time }
@@ -179,7 +183,7 @@ impl Pieces {
 /// Reason why slots were not carried by files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum NoFile {
+pub enum NoFileReason {
     /// `warm_bytes = 0`.
     Off,
     /// The build is not known to support saving slots.
@@ -204,7 +208,7 @@ pub enum NoFile {
     NotReused,
 }
 
-impl NoFile {
+impl NoFileReason {
     /// Returns the reason in words.
     pub const fn words(self) -> &'static str {
         match self {
@@ -226,7 +230,7 @@ impl NoFile {
 /// Reason why a conversation is cold in the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cold {
+pub enum ColdReason {
     /// The conversation has images or sound, and no file carried it.
     Media,
     /// The request was not kept: too large, or by a route or in a manner without keeping.
@@ -239,7 +243,7 @@ pub enum Cold {
     Slots,
 }
 
-impl Cold {
+impl ColdReason {
     /// All reasons.
     pub const ALL: [Self; 5] = [Self::Media, Self::NotKept, Self::Time, Self::Refused, Self::Slots];
 
@@ -269,7 +273,7 @@ impl Cold {
 /// unproven or cold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Warmth {
+pub struct WarmthReport {
     /// Conversations of the old process.
     pub conversations: u64,
     /// Carried by files, and counted as cached.
@@ -282,10 +286,10 @@ pub struct Warmth {
     pub unproven: u64,
     /// Cold conversations by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub cold: BTreeMap<Cold, u64>,
+    pub cold: BTreeMap<ColdReason, u64>,
     /// Reason why slots were not carried by files, if not all were.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub no_file: Option<NoFile>,
+    pub no_file: Option<NoFileReason>,
     /// Total size of the files in bytes.
     pub bytes: u64,
     /// Milliseconds spent saving.
@@ -296,9 +300,9 @@ pub struct Warmth {
     pub evaluate_ms: u64,
 }
 
-impl Warmth {
+impl WarmthReport {
     /// Counts cold conversations.
-    pub fn count_cold(&mut self, cold: Cold, count: u64) {
+    pub fn count_cold(&mut self, cold: ColdReason, count: u64) {
         if count > 0 {
             *self.cold.entry(cold).or_default() += count;
         }
@@ -319,7 +323,7 @@ impl Warmth {
         }
         // The others came on their own, and were evaluated then.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
-        self.count_cold(Cold::Time, self.conversations.saturating_sub(known));
+        self.count_cold(ColdReason::Time, self.conversations.saturating_sub(known));
     }
 
     /// Returns the number of warm conversations.
@@ -328,12 +332,12 @@ impl Warmth {
     }
 
     /// Records the reason for a missing file; the first one stays.
-    pub fn without(&mut self, why: NoFile) {
+    pub fn without(&mut self, why: NoFileReason) {
         self.no_file = self.no_file.or(Some(why));
     }
 }
 
-impl std::fmt::Display for Warmth {
+impl std::fmt::Display for WarmthReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "warm: {} of {}", self.warm(), self.conversations)?;
         if self.evaluated > 0 {

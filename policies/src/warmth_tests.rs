@@ -35,7 +35,7 @@ fn a_slot_is_the_latest_conversation_of_about_its_size() {
 #[test]
 fn files_keep_within_their_room_and_what_cannot_fit_is_not_begun() {
     const MIB: u64 = 1 << 20;
-    let mut room = Room::new(1000 * MIB, Some(1600 * MIB), 0.5);
+    let mut room = FileRoom::new(1000 * MIB, Some(1600 * MIB), 0.5);
     assert!(
         room.has(Some(1600)) && !room.has(Some(1601)),
         "before the first file: half a MiB a token, of 800 MiB"
@@ -45,7 +45,7 @@ fn files_keep_within_their_room_and_what_cannot_fit_is_not_begun() {
     assert!(room.has(Some(33)) && !room.has(Some(34)), "six MiB a token, 200 are left");
     assert!(!room.take(50, 300 * MIB), "larger than was thought: it goes");
     assert!(room.take(33, 200 * MIB) && !room.has(Some(1)));
-    assert!(!Room::new(0, None, 0.5).has(Some(1)));
+    assert!(!FileRoom::new(0, None, 0.5).has(Some(1)));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
         (patience(800, Some(1.0), false), patience(8000, None, true), patience(9, Some(f64::NAN), true)),
         (second, second, second)
     );
-    let mut pieces = Pieces::new(Duration::from_millis(100));
+    let mut pieces = PromptPieces::new(Duration::from_millis(100));
     assert_eq!(pieces.size(), 32);
     for (took_ms, next) in [(10, 128), (100, 128), (50, 256), (400, 64), (900, 32), (0, 128)] {
         pieces.took(pieces.size(), Duration::from_millis(took_ms));
@@ -84,12 +84,12 @@ fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
 #[test]
 fn only_what_was_cached_proves_anything() {
     for (cached, evaluated, expected) in [
-        (1440, 30, Proof::Reused),
-        (0, 1470, Proof::Evaluated),
-        (0, 3, Proof::Evaluated),
-        (300, 16, Proof::Reused),
-        (100, 17, Proof::Evaluated),
-        (64, 1400, Proof::Evaluated),
+        (1440, 30, CacheProof::Reused),
+        (0, 1470, CacheProof::Evaluated),
+        (0, 3, CacheProof::Evaluated),
+        (300, 16, CacheProof::Reused),
+        (100, 17, CacheProof::Evaluated),
+        (64, 1400, CacheProof::Evaluated),
     ] {
         assert_eq!(proof(cached, evaluated), expected, "{cached} {evaluated}");
     }
@@ -97,27 +97,36 @@ fn only_what_was_cached_proves_anything() {
 
 #[test]
 fn the_words_name_everything_that_is_not_warm() {
-    let mut all = Warmth { conversations: 8, carried: 6, evaluated: 1, bytes: 3 << 20, ..Warmth::default() };
-    all.count_cold(Cold::Media, 1);
-    all.without(NoFile::Room);
-    all.without(NoFile::Time);
-    let mut windows = Warmth { conversations: 4, evaluated: 1, later: 2, unproven: 1, ..Warmth::default() };
-    windows.without(NoFile::NotReused);
-    let whole = Warmth { conversations: 8, carried: 8, bytes: 1 << 30, ..Warmth::default() };
-    insta::assert_snapshot!(format!("{all}\n{windows}\n{whole}\n{}", Warmth::default()));
+    let mut all = WarmthReport {
+        conversations: 8,
+        carried: 6,
+        evaluated: 1,
+        bytes: 3 << 20,
+        ..WarmthReport::default()
+    };
+    all.count_cold(ColdReason::Media, 1);
+    all.without(NoFileReason::Room);
+    all.without(NoFileReason::Time);
+    let mut windows =
+        WarmthReport { conversations: 4, evaluated: 1, later: 2, unproven: 1, ..WarmthReport::default() };
+    windows.without(NoFileReason::NotReused);
+    let whole = WarmthReport { conversations: 8, carried: 8, bytes: 1 << 30, ..WarmthReport::default() };
+    insta::assert_snapshot!(format!("{all}\n{windows}\n{whole}\n{}", WarmthReport::default()));
     let json = serde_json::to_value(&all).unwrap();
     assert_eq!((&json["cold"]["media"], &json["no_file"]), (&1.into(), &"room".into()));
-    assert_eq!(serde_json::from_value::<Warmth>(json).unwrap(), all);
+    assert_eq!(serde_json::from_value::<WarmthReport>(json).unwrap(), all);
 }
 
 #[test]
 fn what_was_due_is_counted_once_when_it_is_done() {
-    let mut all = Warmth { conversations: 8, carried: 3, evaluated: 1, later: 4, ..Warmth::default() };
-    let mut behind = Warmth { conversations: 3, evaluated: 1, evaluate_ms: 5, ..Warmth::default() };
-    behind.count_cold(Cold::Refused, 1);
+    let mut all =
+        WarmthReport { conversations: 8, carried: 3, evaluated: 1, later: 4, ..WarmthReport::default() };
+    let mut behind =
+        WarmthReport { conversations: 3, evaluated: 1, evaluate_ms: 5, ..WarmthReport::default() };
+    behind.count_cold(ColdReason::Refused, 1);
     all.settle(&behind);
     assert_eq!((all.conversations, all.warm(), all.later), (8, 5, 0));
-    assert_eq!((all.cold[&Cold::Refused], all.cold[&Cold::Time]), (1, 2));
+    assert_eq!((all.cold[&ColdReason::Refused], all.cold[&ColdReason::Time]), (1, 2));
 }
 
 proptest! {
@@ -151,7 +160,7 @@ proptest! {
         // In MiB, because a token is assumed to take half of one.
         let (bytes, free) = (bytes << 20, free.map(|free| free << 20));
         let files: Vec<(u64, u64)> = files.into_iter().map(|(tokens, size)| (tokens, size << 20)).collect();
-        let mut room = Room::new(bytes, free, 0.5);
+        let mut room = FileRoom::new(bytes, free, 0.5);
         let mut taken = 0;
         for (tokens, size) in files {
             if room.has(Some(tokens)) && room.take(tokens, size) {

@@ -11,8 +11,8 @@
 
 use std::time::Duration;
 
-use crate::growth::Unit;
-use crate::sample::{GpuIndex, HostMemory, Sample, SampleEdge, Vram, VramSource, Work};
+use crate::growth::WorkUnit;
+use crate::sample::{BackendSample, GpuIndex, HostMemory, SampleEdge, VramReading, VramSource, WorkDone};
 use crate::units::{exact, whole};
 
 mod random;
@@ -66,7 +66,7 @@ pub enum MemoryBackground {
 
 /// Random movement on top. Amounts in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Noise {
+pub struct WorldNoise {
     /// Standard deviation of the movement, not of its single steps.
     pub sigma: f64,
     /// Correlation of consecutive readings, 0 to below 1: an AR(1) process.
@@ -77,16 +77,16 @@ pub struct Noise {
     pub spike: f64,
 }
 
-impl Noise {
+impl WorldNoise {
     /// A typical heap: 6 MiB of correlated movement, and one reading in twenty with a peak of 80 MiB.
     pub const HEAP: Self = Self { sigma: 6.0 * MIB, phi: 0.7, spikes: 0.05, spike: 80.0 * MIB };
 }
 
 /// A simulated leak.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Leak {
+pub struct WorldLeak {
     /// Unit of work that pays.
-    pub per: Unit,
+    pub per: WorkUnit,
     /// Bytes per leaking unit.
     pub bytes: f64,
     /// Share of the requests whose units leak, 0 to 1.
@@ -97,16 +97,16 @@ pub struct Leak {
     pub after: u64,
 }
 
-impl Leak {
+impl WorldLeak {
     /// Creates a leak of this many bytes per unit, from the first request on.
-    pub const fn of(per: Unit, bytes: f64) -> Self {
+    pub const fn of(per: WorkUnit, bytes: f64) -> Self {
         Self { per, bytes, chance: 1.0, step: 0, after: 0 }
     }
 }
 
 /// Simulated traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Load {
+pub struct WorldLoad {
     /// Mean requests per second; pauses are exponentially distributed unless `steady`.
     pub per_second: f64,
     /// Requests arrive at a constant rate.
@@ -122,7 +122,7 @@ pub struct Load {
     pub ticks: Option<Duration>,
 }
 
-impl Default for Load {
+impl Default for WorldLoad {
     /// Half a request per second, prompts of 20 to 4,000 tokens, answers of 16 to 512, every fourth with an
     /// image.
     /// image.
@@ -138,9 +138,9 @@ impl Default for Load {
     }
 }
 
-/// A simulated world; [`World::run`] starts it.
+/// A simulated world; [`SimulatedWorld::run`] starts it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct World {
+pub struct SimulatedWorld {
     /// Seed of all random numbers.
     pub seed: u64,
     /// Host memory of a fresh server in bytes.
@@ -150,16 +150,16 @@ pub struct World {
     /// Other behaviour of host memory, all at once.
     pub backgrounds: Vec<MemoryBackground>,
     /// Random movement of host memory.
-    pub noise: Noise,
+    pub noise: WorldNoise,
     /// Leaks of host memory.
-    pub leaks: Vec<Leak>,
+    pub leaks: Vec<WorldLeak>,
     /// Leaks of VRAM.
-    pub vram_leaks: Vec<Leak>,
+    pub vram_leaks: Vec<WorldLeak>,
     /// Traffic of the world.
-    pub load: Load,
+    pub load: WorldLoad,
 }
 
-impl World {
+impl SimulatedWorld {
     /// Creates a server with 400 MiB on the host, the movement of a real heap and no leak.
     pub fn quiet(seed: u64) -> Self {
         Self {
@@ -167,23 +167,23 @@ impl World {
             host: 400 << 20,
             vram: None,
             backgrounds: vec![],
-            noise: Noise::HEAP,
+            noise: WorldNoise::HEAP,
             leaks: vec![],
             vram_leaks: vec![],
-            load: Load::default(),
+            load: WorldLoad::default(),
         }
     }
 
     /// Starts the world. The iterator is endless: one reading per request, or per tick.
-    pub fn run(&self) -> Run {
-        Run::new(self.clone())
+    pub fn run(&self) -> WorldRun {
+        WorldRun::new(self.clone())
     }
 }
 
 /// A running world.
 #[derive(Clone, Debug)]
-pub struct Run {
-    world: World,
+pub struct WorldRun {
+    world: SimulatedWorld,
     random: SplitMix,
     /// Seconds since the world began, across restarts.
     clock: f64,
@@ -195,7 +195,7 @@ pub struct Run {
 /// State that ends with the process.
 #[derive(Clone, Debug, Default)]
 struct WorldGeneration {
-    work: Work,
+    work: WorkDone,
     largest_prompt: u64,
     /// Bytes leaked by each leak.
     host: Vec<f64>,
@@ -208,8 +208,8 @@ struct WorldGeneration {
     wander: f64,
 }
 
-impl Run {
-    fn new(world: World) -> Self {
+impl WorldRun {
+    fn new(world: SimulatedWorld) -> Self {
         let random = SplitMix::new(world.seed);
         let mut run =
             Self { world, random, clock: 0.0, spawned: 0.0, generation: WorldGeneration::default() };
@@ -261,7 +261,7 @@ impl Run {
         let (low, high) = load.output_tokens;
         let output = low + self.random.below(high.saturating_sub(low) + 1);
         let images = u64::from(self.random.chance(load.images));
-        let work = Work { requests: 1, prompt_tokens: prompt, output_tokens: output, images, audio: 0 };
+        let work = WorkDone { requests: 1, prompt_tokens: prompt, output_tokens: output, images, audio: 0 };
         let generation = &mut self.generation;
         generation.work += work;
         generation.largest_prompt = generation.largest_prompt.max(prompt);
@@ -269,12 +269,12 @@ impl Run {
         let leaks = self.world.leaks.iter().zip(&mut generation.host);
         for (leak, bytes) in leaks.chain(self.world.vram_leaks.iter().zip(&mut generation.vram)) {
             let units = match leak.per {
-                Unit::Request => work.requests,
-                Unit::PromptToken => work.prompt_tokens,
-                Unit::OutputToken => work.output_tokens,
-                Unit::Image => work.images,
-                Unit::Audio => work.audio,
-                Unit::Hour => 0,
+                WorkUnit::Request => work.requests,
+                WorkUnit::PromptToken => work.prompt_tokens,
+                WorkUnit::OutputToken => work.output_tokens,
+                WorkUnit::Image => work.images,
+                WorkUnit::Audio => work.audio,
+                WorkUnit::Hour => 0,
             };
             if number > leak.after && units > 0 && self.random.chance(leak.chance) {
                 *bytes += leak.bytes * exact(units);
@@ -306,7 +306,7 @@ impl Run {
     }
 
     /// Returns a reading of the present state.
-    pub fn sample(&mut self) -> Sample {
+    pub fn sample(&mut self) -> BackendSample {
         let busy = self.world.load.ticks.is_some();
         let noise = self.world.noise;
         let mut host = exact(self.world.host) + self.generation.wander;
@@ -332,10 +332,10 @@ impl Run {
             let leaks = self.world.vram_leaks.iter().zip(&self.generation.vram);
             let leaked: f64 = leaks.map(|(leak, bytes)| round_down_to_step(*bytes, leak.step)).sum();
             let bytes = fresh + whole(leaked.round());
-            Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }
+            VramReading { gpu: GpuIndex(0), bytes, source: VramSource::Process }
         });
         let bytes = whole(host.round());
-        Sample {
+        BackendSample {
             at: Duration::from_secs_f64((self.clock - self.spawned).max(0.0)),
             edge: if busy { SampleEdge::Tick } else { SampleEdge::Idle },
             host: Some(HostMemory { anon: bytes, swap: 0, rss: bytes }),
@@ -353,17 +353,17 @@ impl Run {
         let generation = &mut self.generation;
         let leaks = self.world.leaks.iter().zip(&mut generation.host);
         for (leak, bytes) in leaks.chain(self.world.vram_leaks.iter().zip(&mut generation.vram)) {
-            if leak.per == Unit::Hour && generation.work.requests >= leak.after {
+            if leak.per == WorkUnit::Hour && generation.work.requests >= leak.after {
                 *bytes += leak.bytes * seconds / 3600.0;
             }
         }
     }
 }
 
-impl Iterator for Run {
-    type Item = Sample;
+impl Iterator for WorldRun {
+    type Item = BackendSample;
 
-    fn next(&mut self) -> Option<Sample> {
+    fn next(&mut self) -> Option<BackendSample> {
         match self.world.load.ticks {
             None => self.request(),
             Some(tick) => {

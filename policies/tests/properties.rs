@@ -4,28 +4,31 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use warden_policies::growth::{GrowthPolicy, Monitor, Unit, Verdict};
+use warden_policies::growth::{GrowthMonitor, GrowthPolicy, GrowthVerdict, WorkUnit};
 use warden_policies::units::ByteSize;
-use warden_policies::world::{Leak, World};
-use warden_policies::{MemoryKind, Sample, defaults};
+use warden_policies::world::{SimulatedWorld, WorldLeak};
+use warden_policies::{BackendSample, MemoryKind, defaults};
 
 const MIB: f64 = 1_048_576.0;
 
 /// Every change of verdict: series, request, verdict.
-fn turns(policy: &GrowthPolicy, samples: &[Sample]) -> Vec<(MemoryKind, u64, Verdict)> {
-    let mut monitor = Monitor::new(policy);
+fn turns(policy: &GrowthPolicy, samples: &[BackendSample]) -> Vec<(MemoryKind, u64, GrowthVerdict)> {
+    let mut monitor = GrowthMonitor::new(policy);
     let turns = samples.iter().flat_map(|sample| monitor.observe(sample));
     turns.map(|turn| (turn.growth.series, turn.request, turn.growth.verdict)).collect()
 }
 
-fn recording(seed: u64, mib: f64, requests: usize) -> Vec<Sample> {
-    let leaks = vec![Leak::of(Unit::Request, mib * MIB)];
-    World { leaks, ..World::quiet(seed) }.run().take(requests).collect()
+fn recording(seed: u64, mib: f64, requests: usize) -> Vec<BackendSample> {
+    let leaks = vec![WorldLeak::of(WorkUnit::Request, mib * MIB)];
+    SimulatedWorld { leaks, ..SimulatedWorld::quiet(seed) }.run().take(requests).collect()
 }
 
-fn leaking_at(samples: &[Sample]) -> Option<u64> {
+fn leaking_at(samples: &[BackendSample]) -> Option<u64> {
     let turns = turns(&defaults().growth, samples);
-    turns.into_iter().find(|(_, _, verdict)| *verdict == Verdict::Leaking).map(|(_, request, _)| request)
+    turns
+        .into_iter()
+        .find(|(_, _, verdict)| *verdict == GrowthVerdict::Leaking)
+        .map(|(_, request, _)| request)
 }
 
 proptest! {
@@ -38,7 +41,7 @@ proptest! {
         for size in [&mut policy.host_effect, &mut policy.vram_effect, &mut policy.allowance_slack, &mut policy.vram_grain] {
             *size = ByteSize(size.0 * 1024);
         }
-        let larger: Vec<Sample> = samples.iter().cloned().map(|mut sample| {
+        let larger: Vec<BackendSample> = samples.iter().cloned().map(|mut sample| {
             if let Some(host) = &mut sample.host {
                 host.anon *= 1024;
             }
@@ -50,15 +53,15 @@ proptest! {
     #[test]
     fn the_time_of_the_start_does_not_matter(seed in any::<u64>(), mib in 0.0..10.0_f64, shift in 0..1_000_000_u64) {
         let samples = recording(seed, mib, 600);
-        let later: Vec<Sample> = samples.iter().cloned()
-            .map(|sample| Sample { at: sample.at + Duration::from_secs(shift), ..sample }).collect();
+        let later: Vec<BackendSample> = samples.iter().cloned()
+            .map(|sample| BackendSample { at: sample.at + Duration::from_secs(shift), ..sample }).collect();
         prop_assert_eq!(turns(&defaults().growth, &samples), turns(&defaults().growth, &later));
     }
 
     #[test]
     fn readings_taken_twice_change_nothing(seed in any::<u64>(), mib in 0.0..10.0_f64, every in 1..5_usize) {
         let samples = recording(seed, mib, 600);
-        let twice: Vec<Sample> = samples.iter().enumerate()
+        let twice: Vec<BackendSample> = samples.iter().enumerate()
             .flat_map(|(number, sample)| vec![sample.clone(); 1 + usize::from(number % every == 0)]).collect();
         prop_assert_eq!(turns(&defaults().growth, &samples), turns(&defaults().growth, &twice));
     }

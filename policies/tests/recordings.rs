@@ -4,17 +4,17 @@
 
 use std::path::Path;
 
-use warden_policies::growth::{Growth, GrowthBlame, Monitor, Unit, Verdict};
+use warden_policies::growth::{GrowthBlame, GrowthMonitor, GrowthVerdict, SeriesGrowth, WorkUnit};
 use warden_policies::sample::SampleEdge;
 use warden_policies::world::SplitMix;
-use warden_policies::{GpuIndex, MemoryKind, Sample, defaults, trace};
+use warden_policies::{BackendSample, GpuIndex, MemoryKind, defaults, trace};
 
 const MIB: u64 = 1 << 20;
 const MIB_F: f64 = 1_048_576.0;
 const HOST: MemoryKind = MemoryKind::Host;
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
-fn read(name: &str) -> Vec<Sample> {
+fn read(name: &str) -> Vec<BackendSample> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.jsonl"));
     trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
@@ -22,12 +22,12 @@ fn read(name: &str) -> Vec<Sample> {
 /// What was said of a recording.
 struct Said {
     first_leaking: Vec<(MemoryKind, u64)>,
-    last: Vec<Growth>,
-    blamed: Vec<Unit>,
+    last: Vec<SeriesGrowth>,
+    blamed: Vec<WorkUnit>,
 }
 
 impl Said {
-    fn last(&self, series: MemoryKind) -> &Growth {
+    fn last(&self, series: MemoryKind) -> &SeriesGrowth {
         self.last.iter().find(|growth| growth.series == series).unwrap()
     }
 
@@ -36,13 +36,13 @@ impl Said {
     }
 }
 
-fn judge(samples: &[Sample], declared: u64) -> Said {
-    let mut monitor = Monitor::new(&defaults().growth);
+fn judge(samples: &[BackendSample], declared: u64) -> Said {
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.allow(HOST, declared);
     let (mut first_leaking, mut blamed) = (vec![], vec![]);
     for sample in samples {
         for turn in monitor.observe(sample) {
-            if turn.growth.verdict == Verdict::Leaking {
+            if turn.growth.verdict == GrowthVerdict::Leaking {
                 first_leaking.push((turn.growth.series, turn.request));
             }
         }
@@ -56,13 +56,14 @@ fn judge(samples: &[Sample], declared: u64) -> Said {
 }
 
 /// The same recording as another observer would have made it.
-fn variants(samples: &[Sample]) -> Vec<(&'static str, Vec<Sample>)> {
+fn variants(samples: &[BackendSample]) -> Vec<(&'static str, Vec<BackendSample>)> {
     let only = |edge| samples.iter().filter(|sample| sample.edge == edge).cloned().collect();
     let mut random = SplitMix::new(3);
     let thinned = samples.iter().filter(|_| random.chance(0.7)).cloned().collect();
-    let shifted = samples.iter().map(|sample| Sample { at: sample.at * 7, ..sample.clone() }).collect();
+    let shifted =
+        samples.iter().map(|sample| BackendSample { at: sample.at * 7, ..sample.clone() }).collect();
     let mut random = SplitMix::new(4);
-    let mut shake = |sample: &Sample| {
+    let mut shake = |sample: &BackendSample| {
         let mut sample = sample.clone();
         if let Some(host) = &mut sample.host {
             host.anon += random.below(3 * MIB);
@@ -89,22 +90,23 @@ fn an_image_leak_is_found_on_host_and_gpu_in_time_with_its_slope() {
         assert!(said.leaking_at(VRAM).is_some_and(|at| at <= 400), "{name}: {:?}", said.leaking_at(VRAM));
         for (series, truth) in [(HOST, 4.42), (VRAM, 0.95)] {
             let growth = said.last(series);
-            assert_eq!(growth.verdict, Verdict::Leaking, "{name} {series}");
+            assert_eq!(growth.verdict, GrowthVerdict::Leaking, "{name} {series}");
             let slope = growth.slope.unwrap().value / MIB_F;
             assert!((slope / truth - 1.0).abs() < 0.1, "{name} {series}: {slope}");
         }
-        assert!(!said.blamed.contains(&Unit::Hour), "{name}");
+        assert!(!said.blamed.contains(&WorkUnit::Hour), "{name}");
     }
 }
 
 #[test]
 fn a_busy_server_that_is_only_read_by_a_timer_is_judged_too() {
     let samples = read("b8827-long-gemma4-image-fixed");
-    let ticks: Vec<Sample> = samples.into_iter().filter(|sample| sample.edge == SampleEdge::Tick).collect();
+    let ticks: Vec<BackendSample> =
+        samples.into_iter().filter(|sample| sample.edge == SampleEdge::Tick).collect();
     let said = judge(&ticks, 0);
     for (series, truth) in [(HOST, 4.42), (VRAM, 0.95)] {
         let growth = said.last(series);
-        assert_eq!(growth.verdict, Verdict::Leaking, "{series}");
+        assert_eq!(growth.verdict, GrowthVerdict::Leaking, "{series}");
         let slope = growth.slope.unwrap().value / MIB_F;
         assert!((slope / truth - 1.0).abs() < 0.1, "{series}: {slope}");
     }
@@ -119,7 +121,7 @@ fn leaks_of_short_recordings_are_found() {
     ] {
         let said = judge(&read(name), 0);
         for series in series {
-            assert_eq!(said.last(series).verdict, Verdict::Leaking, "{name} {series}");
+            assert_eq!(said.last(series).verdict, GrowthVerdict::Leaking, "{name} {series}");
         }
     }
 }
@@ -139,8 +141,8 @@ fn servers_that_do_not_leak_are_steady() {
             assert_eq!(said.first_leaking, [], "{name} {variant}");
             for growth in &said.last {
                 // A server that is hardly ever idle has too few idle edges for a judgement.
-                let few = variant == "without timers" && growth.verdict == Verdict::Warming;
-                assert!(few || growth.verdict == Verdict::Steady, "{name} {variant} {}", growth.series);
+                let few = variant == "without timers" && growth.verdict == GrowthVerdict::Warming;
+                assert!(few || growth.verdict == GrowthVerdict::Steady, "{name} {variant} {}", growth.series);
             }
         }
     }
@@ -154,7 +156,7 @@ fn a_cache_is_bounded_if_it_was_declared_and_a_leak_if_not() {
             let growth = said.last(HOST);
             assert_eq!(
                 (growth.verdict, &said.first_leaking),
-                (Verdict::Bounded, &vec![]),
+                (GrowthVerdict::Bounded, &vec![]),
                 "{name} {variant}"
             );
             assert!(
@@ -163,7 +165,7 @@ fn a_cache_is_bounded_if_it_was_declared_and_a_leak_if_not() {
                 growth.fill
             );
             if variant != "thinned" {
-                assert_eq!(judge(&samples, 0).last(HOST).verdict, Verdict::Leaking, "{name} {variant}");
+                assert_eq!(judge(&samples, 0).last(HOST).verdict, GrowthVerdict::Leaking, "{name} {variant}");
             }
         }
     }
@@ -172,14 +174,14 @@ fn a_cache_is_bounded_if_it_was_declared_and_a_leak_if_not() {
 #[test]
 fn four_hundred_requests_of_mixed_load_are_enough_to_suspect_a_leak_and_no_more() {
     for name in ["h200-b8827-mixed2-graphs", "h200-b8827-mixed2-vary"] {
-        let mut monitor = Monitor::new(&defaults().growth);
+        let mut monitor = GrowthMonitor::new(&defaults().growth);
         let mut suspected = Vec::new();
         for sample in read(name) {
             let turns = monitor.observe(&sample);
             suspected.extend(
                 turns
                     .iter()
-                    .filter(|turn| turn.growth.verdict >= Verdict::Suspected)
+                    .filter(|turn| turn.growth.verdict >= GrowthVerdict::Suspected)
                     .map(|turn| turn.growth.series),
             );
         }
@@ -187,7 +189,7 @@ fn four_hundred_requests_of_mixed_load_are_enough_to_suspect_a_leak_and_no_more(
     }
     // The cache that it is told to keep is no suspect.
     let said = judge(&read("h200-b8827-mixed2-reuse"), 8192 * MIB);
-    assert_eq!(said.last(HOST).verdict, Verdict::Bounded);
+    assert_eq!(said.last(HOST).verdict, GrowthVerdict::Bounded);
 }
 
 #[test]
@@ -203,7 +205,7 @@ fn long_mixed_load_is_called_a_leak_with_its_slope() {
                 assert!(at.is_some_and(|at| at <= 1200), "{name} {variant} {series}: {at:?}");
                 let growth = said.last(series);
                 let slope = growth.slope.unwrap().value / MIB_F;
-                assert_eq!(growth.verdict, Verdict::Leaking, "{name} {variant} {series}");
+                assert_eq!(growth.verdict, GrowthVerdict::Leaking, "{name} {variant} {series}");
                 assert!((slope / truth - 1.0).abs() < 0.15, "{name} {variant} {series}: {slope}");
             }
         }
@@ -223,7 +225,7 @@ fn mixed_load_on_three_slots_is_never_blamed_on_prompt_tokens() {
         for (variant, samples) in variants(&read(name)) {
             let blamed = judge(&samples, 0).blamed;
             assert!(
-                !blamed.contains(&Unit::PromptToken) && !blamed.contains(&Unit::Hour),
+                !blamed.contains(&WorkUnit::PromptToken) && !blamed.contains(&WorkUnit::Hour),
                 "{name} {variant}"
             );
         }
@@ -249,14 +251,14 @@ fn trained_weights_are_called_what_is_known_of_them() {
             let growth = said.last(HOST);
             // Three busy slots are hardly ever at rest together, and few readings beside a cache that fills say nothing.
             if declared > 0 && variant == "without timers" {
-                assert_eq!(growth.verdict, Verdict::Bounded, "{name}");
+                assert_eq!(growth.verdict, GrowthVerdict::Bounded, "{name}");
                 continue;
             }
             let slope = growth.slope.unwrap().value / MIB_F;
-            assert!(growth.verdict >= Verdict::Suspected, "{name} {variant}: {:?}", growth.verdict);
+            assert!(growth.verdict >= GrowthVerdict::Suspected, "{name} {variant}: {:?}", growth.verdict);
             assert!((slope / truth - 1.0).abs() < 0.05, "{name} {variant}: {slope}");
             assert!(
-                said.blamed.iter().all(|unit| *unit == Unit::Request),
+                said.blamed.iter().all(|unit| *unit == WorkUnit::Request),
                 "{name} {variant}: {:?}",
                 said.blamed
             );

@@ -3,22 +3,26 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use warden_policies::growth::{GrowthBlame, LeakPrior, Monitor, Unit, Verdict, VerdictChange};
-use warden_policies::world::{Leak, Load, Noise, World};
-use warden_policies::{MemoryKind, Sample, defaults};
+use warden_policies::growth::{
+    GrowthBlame, GrowthMonitor, GrowthVerdict, LeakPrior, VerdictChange, WorkUnit,
+};
+use warden_policies::world::{SimulatedWorld, WorldLeak, WorldLoad, WorldNoise};
+use warden_policies::{BackendSample, MemoryKind, defaults};
 
 use catalogue::{Case, Harmless, leaking, leaking_now_and_then};
 
 mod catalogue;
 
 const MIB: f64 = 1_048_576.0;
-const SILENT: Noise = Noise { sigma: 0.0, phi: 0.0, spikes: 0.0, spike: 0.0 };
+const SILENT: WorldNoise = WorldNoise { sigma: 0.0, phi: 0.0, spikes: 0.0, spike: 0.0 };
 
 /// The first time that something is called a leak within so many requests.
-fn first_leak(monitor: &mut Monitor, world: &World, requests: u64) -> Option<VerdictChange> {
+fn first_leak(monitor: &mut GrowthMonitor, world: &SimulatedWorld, requests: u64) -> Option<VerdictChange> {
     for sample in world.run() {
         let changes = monitor.observe(&sample);
-        if let Some(change) = changes.into_iter().find(|change| change.growth.verdict == Verdict::Leaking) {
+        if let Some(change) =
+            changes.into_iter().find(|change| change.growth.verdict == GrowthVerdict::Leaking)
+        {
             return Some(change);
         }
         if sample.work.requests >= requests {
@@ -28,12 +32,12 @@ fn first_leak(monitor: &mut Monitor, world: &World, requests: u64) -> Option<Ver
     None
 }
 
-fn found(world: &World, requests: u64) -> Option<u64> {
-    first_leak(&mut Monitor::new(&defaults().growth), world, requests).map(|change| change.request)
+fn found(world: &SimulatedWorld, requests: u64) -> Option<u64> {
+    first_leak(&mut GrowthMonitor::new(&defaults().growth), world, requests).map(|change| change.request)
 }
 
 fn alarm(case: &Case, requests: u64) -> bool {
-    let mut monitor = Monitor::new(&defaults().growth);
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.allow(MemoryKind::Host, case.declared);
     first_leak(&mut monitor, &case.world, requests).is_some()
 }
@@ -59,7 +63,7 @@ fn a_busy_server_without_a_leak_is_not_called_one() {
 
 #[test]
 fn leaks_of_every_size_are_found_and_large_ones_at_once() {
-    let median_of = |world: &dyn Fn(u64) -> World| {
+    let median_of = |world: &dyn Fn(u64) -> SimulatedWorld| {
         let mut delays: Vec<u64> = (0..21).filter_map(|seed| found(&world(seed), 12_000)).collect();
         assert_eq!(delays.len(), 21, "some were not found: {delays:?}");
         delays.sort_unstable();
@@ -76,8 +80,8 @@ fn leaks_of_every_size_are_found_and_large_ones_at_once() {
 }
 
 /// What is blamed at the end of so many requests.
-fn blamed(world: &World, requests: u64) -> Option<GrowthBlame> {
-    let mut monitor = Monitor::new(&defaults().growth);
+fn blamed(world: &SimulatedWorld, requests: u64) -> Option<GrowthBlame> {
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     for sample in world.run() {
         monitor.observe(&sample);
         if sample.work.requests >= requests {
@@ -90,14 +94,15 @@ fn blamed(world: &World, requests: u64) -> Option<GrowthBlame> {
 #[test]
 fn the_unit_of_work_that_pays_is_blamed_and_never_another() {
     for (unit, bytes) in [
-        (Unit::Request, 8.0 * MIB),
-        (Unit::Image, 30.0 * MIB),
-        (Unit::OutputToken, 0.04 * MIB),
-        (Unit::PromptToken, 0.01 * MIB),
+        (WorkUnit::Request, 8.0 * MIB),
+        (WorkUnit::Image, 30.0 * MIB),
+        (WorkUnit::OutputToken, 0.04 * MIB),
+        (WorkUnit::PromptToken, 0.01 * MIB),
     ] {
-        let mut seen: BTreeMap<Option<Unit>, u32> = BTreeMap::new();
+        let mut seen: BTreeMap<Option<WorkUnit>, u32> = BTreeMap::new();
         for seed in 0..12 {
-            let world = World { leaks: vec![Leak::of(unit, bytes)], ..World::quiet(seed) };
+            let world =
+                SimulatedWorld { leaks: vec![WorldLeak::of(unit, bytes)], ..SimulatedWorld::quiet(seed) };
             let blamed = match blamed(&world, 1500) {
                 Some(GrowthBlame::Pays { unit, bytes_per_unit, share }) => {
                     assert!(
@@ -116,8 +121,8 @@ fn the_unit_of_work_that_pays_is_blamed_and_never_another() {
 }
 
 /// Every unit of work that is blamed within so many requests.
-fn ever_blamed(world: &World, requests: u64) -> Vec<Unit> {
-    let mut monitor = Monitor::new(&defaults().growth);
+fn ever_blamed(world: &SimulatedWorld, requests: u64) -> Vec<WorkUnit> {
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     let mut units = vec![];
     for sample in world.run().take_while(|sample| sample.work.requests < requests) {
         monitor.observe(&sample);
@@ -130,55 +135,62 @@ fn ever_blamed(world: &World, requests: u64) -> Vec<Unit> {
 
 #[test]
 fn growth_of_hours_is_put_down_to_hours_where_the_rate_of_requests_varies() {
-    let hourly = |seed| World { leaks: vec![Leak::of(Unit::Hour, 4000.0 * MIB)], ..World::quiet(seed) };
-    let seen = (0..12).filter(|seed| ever_blamed(&hourly(*seed), 1500).contains(&Unit::Hour)).count();
+    let hourly = |seed| SimulatedWorld {
+        leaks: vec![WorldLeak::of(WorkUnit::Hour, 4000.0 * MIB)],
+        ..SimulatedWorld::quiet(seed)
+    };
+    let seen = (0..12).filter(|seed| ever_blamed(&hourly(*seed), 1500).contains(&WorkUnit::Hour)).count();
     assert!(seen >= 10, "{seen} of 12");
 }
 
 #[test]
 fn requests_back_to_back_with_short_pauses_are_never_hours() {
     for seed in 0..12 {
-        let load = Load { per_second: 2.0, ticks: Some(Duration::from_secs(1)), ..Load::default() };
-        let noise = Noise { spike: 4.0 * MIB, ..SILENT };
-        let world = World { load, noise, ..leaking(seed, 4.0 * MIB) };
+        let load = WorldLoad { per_second: 2.0, ticks: Some(Duration::from_secs(1)), ..WorldLoad::default() };
+        let noise = WorldNoise { spike: 4.0 * MIB, ..SILENT };
+        let world = SimulatedWorld { load, noise, ..leaking(seed, 4.0 * MIB) };
         let units = ever_blamed(&world, 800);
-        assert!(!units.is_empty() && !units.contains(&Unit::Hour), "{seed}: {units:?}");
+        assert!(!units.is_empty() && !units.contains(&WorkUnit::Hour), "{seed}: {units:?}");
     }
 }
 
 #[test]
 fn when_every_request_brings_the_same_work_nobody_is_blamed_and_the_sentence_says_why() {
-    let load = Load {
+    let load = WorldLoad {
         steady: true,
         prompt_tokens: (300, 300),
         output_tokens: (64, 64),
         images: 1.0,
-        ..Load::default()
+        ..WorldLoad::default()
     };
-    let world = World { load, leaks: vec![Leak::of(Unit::Image, 8.0 * MIB)], ..World::quiet(5) };
+    let world = SimulatedWorld {
+        load,
+        leaks: vec![WorldLeak::of(WorkUnit::Image, 8.0 * MIB)],
+        ..SimulatedWorld::quiet(5)
+    };
     let Some(GrowthBlame::Undecided { why }) = blamed(&world, 400) else { panic!("somebody was blamed") };
     assert!(why.starts_with("request-shaped load") && why.contains("images"), "{why}");
-    let world = World { leaks: vec![Leak::of(Unit::Request, 8.0 * MIB)], ..world };
-    assert!(!matches!(blamed(&world, 400), Some(GrowthBlame::Pays { unit: Unit::Hour, .. })));
+    let world = SimulatedWorld { leaks: vec![WorldLeak::of(WorkUnit::Request, 8.0 * MIB)], ..world };
+    assert!(!matches!(blamed(&world, 400), Some(GrowthBlame::Pays { unit: WorkUnit::Hour, .. })));
 }
 
 #[test]
 fn growth_within_what_is_declared_is_bounded_and_beyond_it_a_leak() {
-    let mut monitor = Monitor::new(&defaults().growth);
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.allow(MemoryKind::Host, 2048 << 20);
     let world = leaking(1, 8.0 * MIB);
     let change = first_leak(&mut monitor, &world, 2000).unwrap();
     // (2048 + 256 MiB) / 8 MiB = 288 requests after the start.
     assert!((300..360).contains(&change.request), "{}", change.request);
-    assert_eq!(change.before, Verdict::Bounded);
+    assert_eq!(change.before, GrowthVerdict::Bounded);
     monitor.allow(MemoryKind::Host, 8192 << 20);
     let sample = world.run().find(|sample| sample.work.requests > change.request).unwrap();
     monitor.observe(&sample);
-    assert_eq!(monitor.growth()[0].verdict, Verdict::Bounded, "more turned out to be declared");
+    assert_eq!(monitor.growth()[0].verdict, GrowthVerdict::Bounded, "more turned out to be declared");
 }
 
 /// A leak of 8 MiB a request in a pool that somebody measures.
-fn measured(from: u64, to: u64) -> impl Iterator<Item = Sample> {
+fn measured(from: u64, to: u64) -> impl Iterator<Item = BackendSample> {
     let world = leaking(2, 8.0 * MIB);
     world.run().take(600).map(move |mut sample| {
         let requests = sample.work.requests;
@@ -192,12 +204,15 @@ fn measured(from: u64, to: u64) -> impl Iterator<Item = Sample> {
 #[test]
 fn measured_pools_are_taken_off_and_no_jump_comes_of_it_when_that_begins_or_ends() {
     for (from, to) in [(0, 600), (200, 600), (0, 550)] {
-        let mut monitor = Monitor::new(&defaults().growth);
+        let mut monitor = GrowthMonitor::new(&defaults().growth);
         let mut leaking: Vec<u64> = vec![];
         for sample in measured(from, to) {
             let changes = monitor.observe(&sample);
             leaking.extend(
-                changes.iter().filter(|change| change.growth.verdict == Verdict::Leaking).map(|t| t.request),
+                changes
+                    .iter()
+                    .filter(|change| change.growth.verdict == GrowthVerdict::Leaking)
+                    .map(|t| t.request),
             );
         }
         let last = monitor.growth()[0].verdict;
@@ -205,33 +220,39 @@ fn measured_pools_are_taken_off_and_no_jump_comes_of_it_when_that_begins_or_ends
             0 => assert!(leaking.is_empty(), "{from}..{to}: {leaking:?}"),
             _ => assert!(leaking.iter().all(|at| *at < from), "{leaking:?}"),
         }
-        assert!(last <= Verdict::Steady, "{from}..{to}: {last:?}");
+        assert!(last <= GrowthVerdict::Steady, "{from}..{to}: {last:?}");
     }
 }
 
 #[test]
 fn beside_measured_pools_of_a_gpu_nothing_is_told_to_be_kept_so_growth_there_is_a_leak() {
     let gpu = MemoryKind::Vram(warden_policies::GpuIndex(0));
-    let leak = Leak { step: 2 << 20, ..Leak::of(Unit::Image, 1.0 * MIB) };
-    let load = Load { images: 1.0, ..Load::default() };
-    let world = World { vram: Some(3 << 30), vram_leaks: vec![leak], load, noise: SILENT, ..World::quiet(6) };
-    let mut monitor = Monitor::new(&defaults().growth);
+    let leak = WorldLeak { step: 2 << 20, ..WorldLeak::of(WorkUnit::Image, 1.0 * MIB) };
+    let load = WorldLoad { images: 1.0, ..WorldLoad::default() };
+    let world = SimulatedWorld {
+        vram: Some(3 << 30),
+        vram_leaks: vec![leak],
+        load,
+        noise: SILENT,
+        ..SimulatedWorld::quiet(6)
+    };
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     for mut sample in world.run().take(184) {
         sample.pools = vec![(gpu, 500 << 20)];
         monitor.observe(&sample);
         let found = monitor.growth().iter().find(|growth| growth.series == gpu).unwrap();
-        assert_ne!(found.verdict, Verdict::Bounded, "within what? {found:?}");
+        assert_ne!(found.verdict, GrowthVerdict::Bounded, "within what? {found:?}");
     }
     let found = monitor.growth().iter().find(|growth| growth.series == gpu).unwrap();
-    assert_eq!(found.verdict, Verdict::Leaking, "{found:?}");
+    assert_eq!(found.verdict, GrowthVerdict::Leaking, "{found:?}");
 }
 
 #[test]
 fn a_leak_that_ends_is_forgiven_and_one_that_pauses_is_not() {
     let growing = |requests: u64| requests.min(400) * 8;
-    for (rests, verdict) in [(100, Verdict::Leaking), (3000, Verdict::Steady)] {
-        let mut monitor = Monitor::new(&defaults().growth);
-        for mut sample in World::quiet(4).run().take(400 + rests) {
+    for (rests, verdict) in [(100, GrowthVerdict::Leaking), (3000, GrowthVerdict::Steady)] {
+        let mut monitor = GrowthMonitor::new(&defaults().growth);
+        for mut sample in SimulatedWorld::quiet(4).run().take(400 + rests) {
             if let Some(host) = &mut sample.host {
                 host.anon += growing(sample.work.requests) << 20;
             }
@@ -243,41 +264,42 @@ fn a_leak_that_ends_is_forgiven_and_one_that_pauses_is_not() {
 
 #[test]
 fn growth_by_a_gibibyte_every_thousand_requests_is_suspected_and_told_as_steps() {
-    let mut monitor = Monitor::new(&defaults().growth);
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     let mut suspected = None;
-    for mut sample in World::quiet(4).run().take(8000) {
+    for mut sample in SimulatedWorld::quiet(4).run().take(8000) {
         if let Some(host) = &mut sample.host {
             host.anon += sample.work.requests / 1000 * (1 << 30);
         }
         monitor.observe(&sample);
-        if suspected.is_none() && monitor.growth()[0].verdict == Verdict::Suspected {
+        if suspected.is_none() && monitor.growth()[0].verdict == GrowthVerdict::Suspected {
             suspected = Some((sample.work.requests, monitor.growth()[0].blame.clone()));
         }
     }
     let Some((at, Some(GrowthBlame::Undecided { why }))) = suspected else { panic!("{suspected:?}") };
     assert!(at <= 4200 && why.starts_with("it grows in steps: 3 of some 10"), "{at}: {why}");
-    assert!(monitor.growth()[0].verdict >= Verdict::Suspected, "and it stays so");
+    assert!(monitor.growth()[0].verdict >= GrowthVerdict::Suspected, "and it stays so");
 }
 
 #[test]
 fn a_known_leaker_is_found_sooner_and_never_without_evidence() {
     let policy = &defaults().growth;
     let world = leaking(9, 3.0 * MIB);
-    let mut first = Monitor::new(policy);
+    let mut first = GrowthMonitor::new(policy);
     let new = first_leak(&mut first, &world, 2000).unwrap().request;
     let priors: Vec<LeakPrior> = first.priors();
     assert_eq!(priors.len(), 1);
-    let known = first_leak(&mut Monitor::with_prior(policy, priors.clone()), &world, 2000).unwrap().request;
+    let known =
+        first_leak(&mut GrowthMonitor::with_prior(policy, priors.clone()), &world, 2000).unwrap().request;
     assert!(known < new, "{known} against {new}");
     for seed in 0..10 {
-        let mut monitor = Monitor::with_prior(policy, priors.clone());
-        assert!(first_leak(&mut monitor, &World::quiet(seed), 10_000).is_none());
+        let mut monitor = GrowthMonitor::with_prior(policy, priors.clone());
+        assert!(first_leak(&mut monitor, &SimulatedWorld::quiet(seed), 10_000).is_none());
     }
 }
 
 #[test]
 fn a_forecast_counts_down_to_the_limit() {
-    let mut monitor = Monitor::new(&defaults().growth);
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     for sample in leaking(3, 8.0 * MIB).run().take(500) {
         monitor.observe(&sample);
     }
@@ -298,7 +320,7 @@ fn a_forecast_counts_down_to_the_limit() {
 
 #[test]
 fn counters_that_stand_still_and_unknown_figures_judge_nothing() {
-    let mut monitor = Monitor::new(&defaults().growth);
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     for (number, mut sample) in leaking(3, 8.0 * MIB).run().take(2000).enumerate() {
         sample.work.requests = 3;
         if number % 2 == 0 {
@@ -306,5 +328,5 @@ fn counters_that_stand_still_and_unknown_figures_judge_nothing() {
         }
         assert_eq!(monitor.observe(&sample), []);
     }
-    assert_eq!(monitor.growth()[0].verdict, Verdict::Warming);
+    assert_eq!(monitor.growth()[0].verdict, GrowthVerdict::Warming);
 }

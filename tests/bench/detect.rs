@@ -4,9 +4,9 @@
 //! in the movement of a real heap, 40 runs of each kind unless told otherwise.
 
 use tokio::time::Instant;
-use warden_policies::growth::{Monitor, Verdict};
-use warden_policies::world::World;
-use warden_policies::{MemoryKind, Sample, defaults};
+use warden_policies::growth::{GrowthMonitor, GrowthVerdict};
+use warden_policies::world::SimulatedWorld;
+use warden_policies::{BackendSample, MemoryKind, defaults};
 use warden_rig::{Context as _, Trouble};
 
 use catalogue::{Harmless, leaking, leaking_now_and_then};
@@ -17,12 +17,12 @@ mod catalogue;
 const MIB: f64 = 1_048_576.0;
 
 /// The request of the first verdict of a leak.
-fn found(world: &World, declared: u64, requests: u64) -> Option<u64> {
-    let mut monitor = Monitor::new(&defaults().growth);
+fn found(world: &SimulatedWorld, declared: u64, requests: u64) -> Option<u64> {
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.allow(MemoryKind::Host, declared);
     for sample in world.run() {
         let turns = monitor.observe(&sample);
-        if let Some(turn) = turns.iter().find(|turn| turn.growth.verdict == Verdict::Leaking) {
+        if let Some(turn) = turns.iter().find(|turn| turn.growth.verdict == GrowthVerdict::Leaking) {
             return Some(turn.request);
         }
         if sample.work.requests >= requests {
@@ -35,7 +35,7 @@ fn found(world: &World, declared: u64, requests: u64) -> Option<u64> {
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 fn leaks(seeds: &std::ops::Range<u64>) {
     println!("| leak | found | median requests | nine in ten within |\n|---|---|---|---|");
-    let row = |name: &str, world: &dyn Fn(u64) -> World| {
+    let row = |name: &str, world: &dyn Fn(u64) -> SimulatedWorld| {
         let mut delays: Vec<u64> = seeds.clone().filter_map(|seed| found(&world(seed), 0, 12_000)).collect();
         delays.sort_unstable();
         let at =
@@ -66,9 +66,10 @@ fn harmless(seeds: &std::ops::Range<u64>) {
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 fn cost() {
     println!("\n| readings | ns each |\n|---|---|");
-    for (name, world) in [("without a leak", World::quiet(1)), ("of a leak", leaking(1, 3.0 * MIB))] {
-        let samples: Vec<Sample> = world.run().take(50_000).collect();
-        let mut monitor = Monitor::new(&defaults().growth);
+    for (name, world) in [("without a leak", SimulatedWorld::quiet(1)), ("of a leak", leaking(1, 3.0 * MIB))]
+    {
+        let samples: Vec<BackendSample> = world.run().take(50_000).collect();
+        let mut monitor = GrowthMonitor::new(&defaults().growth);
         let start = Instant::now();
         for sample in &samples {
             monitor.observe(sample);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use procfs::process::Process;
 use serde_json::json;
 use tokio::time::Instant;
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::load::{median, millis};
 use warden_rig::process::Kid;
 use warden_rig::real::sample_model;
@@ -67,7 +67,7 @@ async fn start_times() -> Result<[f64; 2], Trouble> {
     let (mut direct, mut through) = (Vec::new(), Vec::new());
     for _ in 0..STARTS {
         let setup = Setup::new()?;
-        let model = sample_model(Preset::Chat)?;
+        let model = sample_model(SamplePreset::Chat)?;
         let port = || Ok::<_, Trouble>(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?);
         let flags = |address: std::net::SocketAddr| {
             let mut args: Vec<OsString> = ["-t", "1", "-c", "4096", "-m"].map(OsString::from).to_vec();

@@ -16,8 +16,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use warden_builder::sample_model::Preset;
-use warden_builder::sample_model::sized::{Arch, SizedModel, Sizes};
+use warden_builder::sample_model::SamplePreset;
+use warden_builder::sample_model::sized::{ModelArch, ModelSizes, SizedModel};
 use warden_rig::load::{median, millis, quantile};
 use warden_rig::process::Kid;
 use warden_rig::real::{llama_server, model_lines, sample_model};
@@ -59,7 +59,7 @@ fn clients(
 }
 
 async fn measure(replace: &str) -> Result<(Vec<Duration>, Vec<Duration>), Trouble> {
-    let lines = model_lines(Preset::Chat, &["-t", "1", "-np", "4", "-c", "8192"]).await?;
+    let lines = model_lines(SamplePreset::Chat, &["-t", "1", "-np", "4", "-c", "8192"]).await?;
     let setup = Setup::new()?.model("sample", &format!("{lines}replace = '{replace}'"));
     let warden = Arc::new(setup.top("log.level = 'warn'").start().await?);
     warden.until_ready(1).await?;
@@ -105,8 +105,8 @@ const MINUTES: Duration = Duration::from_secs(300);
 /// A model of about so many MiB: each layer of this width has some 86 of them.
 fn large_model(directory: &Path, mib: u32) -> Result<PathBuf, Trouble> {
     let path = directory.join("large.gguf");
-    let sizes = Sizes { layers: (mib / 86).max(1), ..Sizes::LLAMA_GPU };
-    SizedModel { arch: Arch::Llama, sizes, seed: 1 }.write(&path)?;
+    let sizes = ModelSizes { layers: (mib / 86).max(1), ..ModelSizes::LLAMA_GPU };
+    SizedModel { arch: ModelArch::Llama, sizes, seed: 1 }.write(&path)?;
     Ok(path)
 }
 
@@ -187,7 +187,9 @@ async fn print_parts() -> Result<(), Trouble> {
         "\n| model | a start by hand, ms | gap, ms | the old one's end, ms | the new one's start, ms | ours, ms (median, most) |"
     );
     println!("|---|---|---|---|---|---|");
-    for (name, model) in [("0.8 MB".to_owned(), sample_model(Preset::Chat)?), (format!("{mib} MiB"), large)] {
+    for (name, model) in
+        [("0.8 MB".to_owned(), sample_model(SamplePreset::Chat)?), (format!("{mib} MiB"), large)]
+    {
         let [by_hand, gap, exit, start, ours, most] = parts(&model, &flags).await?;
         println!("| {name} | {by_hand:.0} | {gap:.0} | {exit:.0} | {start:.0} | {ours:.0}, {most:.0} |");
     }

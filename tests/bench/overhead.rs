@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 
 use serde_json::json;
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::http::json_request;
 use warden_rig::load::{Make, closed_loop, median, millis, quantile};
 use warden_rig::process::Kid;
@@ -29,8 +29,8 @@ fn chat(number: usize) -> Result<hyper::Request<http_body_util::Full<bytes::Byte
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
     let server = binaries::llama_server().await?;
-    let model = sample_model(Preset::Chat)?;
-    let lines = model_lines(Preset::Chat, &FLAGS).await?;
+    let model = sample_model(SamplePreset::Chat)?;
+    let lines = model_lines(SamplePreset::Chat, &FLAGS).await?;
     let setup = Setup::new()?.model("sample", &lines).top("log.level = 'warn'");
 
     // A port that was free a moment ago: llama-server tells a port of its own choice only in its log.

@@ -12,8 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use warden_rig::{Context as _, FakeGpu, FakeNvml, Trouble};
-use warden_sensors::gpu::Sources;
-use warden_sensors::{Gpus, cgroup_memory, host_confirmed, host_memory, host_totals};
+use warden_sensors::gpu::GpuSources;
+use warden_sensors::{GpuSensors, cgroup_memory, host_confirmed, host_memory, host_totals};
 
 const BACKENDS: usize = 8;
 
@@ -76,8 +76,8 @@ fn cpu_time() -> Result<Duration, Trouble> {
 }
 
 /// The driver's library, or ours, and its name.
-fn gpus(folder: &Path, pids: &[u32]) -> Result<(Gpus, &'static str), Trouble> {
-    let real = Gpus::open();
+fn gpus(folder: &Path, pids: &[u32]) -> Result<(GpuSensors, &'static str), Trouble> {
+    let real = GpuSensors::open();
     if !real.devices().is_empty() {
         return Ok((real, "the driver's"));
     }
@@ -86,7 +86,7 @@ fn gpus(folder: &Path, pids: &[u32]) -> Result<(Gpus, &'static str), Trouble> {
     let fake = FakeNvml::new(folder)?;
     fake.say(&[gpu.clone(), gpu])?;
     let nvml = vec![fake.library().into_os_string()];
-    Ok((Gpus::open_at(Sources { nvml, ..Sources::default() }), "fake"))
+    Ok((GpuSensors::open_at(GpuSources { nvml, ..GpuSources::default() }), "fake"))
 }
 
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]

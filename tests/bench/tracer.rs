@@ -8,12 +8,12 @@
 use std::path::Path;
 
 use serde_json::json;
-use warden_builder::sample_model::Preset;
-use warden_builder::sample_model::sized::{Arch, SizedModel, Sizes};
+use warden_builder::sample_model::SamplePreset;
+use warden_builder::sample_model::sized::{ModelArch, ModelSizes, SizedModel};
 use warden_rig::load::median;
 use warden_rig::real::{Undisturbed, llama_server, sample_model};
 use warden_rig::{Context as _, Home, Trouble};
-use warden_tracer_reader::{Snapshot, VARIABLE, write_library};
+use warden_tracer_reader::{TRACE_VARIABLE, TraceSnapshot, write_library};
 
 /// The variable for the bytes between samples on average.
 const INTERVAL_VARIABLE: &str = "LLAMA_WARDEN_TRACE_INTERVAL";
@@ -56,7 +56,7 @@ async fn compare(name: &str, model: &Path, interval: &str, tokens: u64) -> Resul
     let home = Home::new()?;
     let library = write_library(home.path())?;
     let (library, folder) = (library.to_string_lossy(), home.path().to_string_lossy());
-    let variables = [("LD_PRELOAD", &*library), (VARIABLE, &*folder), (INTERVAL_VARIABLE, interval)];
+    let variables = [("LD_PRELOAD", &*library), (TRACE_VARIABLE, &*folder), (INTERVAL_VARIABLE, interval)];
     let server = llama_server().await?;
     let plain = Undisturbed::start_model(&server, model, &FLAGS, &[]).await?;
     let traced = Undisturbed::start_model(&server, model, &FLAGS, &variables).await?;
@@ -72,7 +72,7 @@ async fn compare(name: &str, model: &Path, interval: &str, tokens: u64) -> Resul
         without.push(one);
         with.push(other);
     }
-    let walks = Snapshot::all_in(home.path())?.first().context("it was not traced")?.losses.walks;
+    let walks = TraceSnapshot::all_in(home.path())?.first().context("it was not traced")?.losses.walks;
     let figures = |part: fn(&Cost) -> f64| {
         let mut both = [&without, &with].map(|costs| costs.iter().map(part).collect::<Vec<f64>>());
         let mut ratios: Vec<f64> = both[0].iter().zip(&both[1]).map(|(one, other)| other / one).collect();
@@ -96,9 +96,9 @@ fn say(line: &str) {
 async fn main() -> Result<(), Trouble> {
     let home = Home::new()?;
     let larger = home.path().join("llama.gguf");
-    let sizes = Sizes { layers: 8, width: 1024, feed: 2816, heads: 16, ..Sizes::LLAMA };
-    SizedModel { arch: Arch::Llama, sizes, seed: 1 }.write(&larger)?;
-    let chat = sample_model(Preset::Chat)?;
+    let sizes = ModelSizes { layers: 8, width: 1024, feed: 2816, heads: 16, ..ModelSizes::LLAMA };
+    SizedModel { arch: ModelArch::Llama, sizes, seed: 1 }.write(&larger)?;
+    let chat = sample_model(SamplePreset::Chat)?;
     // Cargo's own words begin with two dashes.
     let only = std::env::args().skip(1).find(|word| !word.starts_with("--"));
     for interval in ["16384", "65536", "524288"] {

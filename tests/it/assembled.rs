@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::real::{REPRODUCIBLE, llama_server_plain, sample_model};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
@@ -14,7 +14,7 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 const VOLATILE: [&str; 7] = ["id", "created", "created_at", "completed_at", "timings", "id_slot", "call_id"];
 
 /// llama-warden in front of a llama-server that nobody patched, and where that listens itself.
-async fn started(preset: Preset) -> Result<(Warden, Http), Trouble> {
+async fn started(preset: SamplePreset) -> Result<(Warden, Http), Trouble> {
     let mut flags = vec!["-np", "2", "-c", "16384", "--cache-ram", "0", "--metrics"];
     flags.extend(REPRODUCIBLE);
     let lines = format!(
@@ -87,7 +87,7 @@ fn questions() -> Vec<(&'static str, Value)> {
 
 #[tokio::test]
 async fn an_answer_put_together_is_the_one_that_llama_server_gives() -> Outcome {
-    for preset in [Preset::Chat, Preset::Tools, Preset::Ends] {
+    for preset in [SamplePreset::Chat, SamplePreset::Tools, SamplePreset::Ends] {
         let (warden, direct) = started(preset).await?;
         for (route, body) in questions() {
             // The first run leaves the prompt in the cache, as the other two find it.
@@ -112,7 +112,7 @@ async fn busy(direct: &Http) -> Option<u64> {
 
 #[tokio::test]
 async fn a_client_that_leaves_frees_its_slot_although_a_stream_runs() -> Outcome {
-    let (warden, direct) = started(Preset::Slow).await?;
+    let (warden, direct) = started(SamplePreset::Slow).await?;
     let mut flow = warden.http.stream(CHAT, &chat("-", "m", "go on", 8000, true)).await?;
     let mut reader = JoinSet::new();
     reader.spawn(async move { while let Ok(Some(_)) = flow.event().await {} });

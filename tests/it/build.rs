@@ -11,7 +11,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use warden_builder::{
-    AmxKernels, Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source, verify,
+    AmxKernels, BuildEnvironment, BuildRequest, BuildSource, Builder, BuilderDirs, ComputeBackend, CpuTarget,
+    EventReporter, MachineNeeds, verify,
 };
 use warden_rig::process::{Kid, ProcessId};
 use warden_rig::real::{SERVER_VARIABLE, llama_server};
@@ -191,7 +192,7 @@ fn around_fake(folder: &Path, script: &str) -> Result<PathBuf, Trouble> {
 
 /// The names of the checks that a server passed, or what is wrong with it.
 async fn checked(server: &Path, timeout: Duration) -> Result<Vec<String>, Trouble> {
-    let done = verify(server, timeout, &Reporter::silent(), &CancellationToken::new()).await?;
+    let done = verify(server, timeout, &EventReporter::silent(), &CancellationToken::new()).await?;
     Ok(done.checks.into_iter().map(|check| check.name).collect())
 }
 
@@ -228,7 +229,7 @@ async fn around_real(folder: &Path, of_a_form: &str) -> Result<PathBuf, Trouble>
 #[tokio::test]
 async fn a_verified_build_has_computed_with_all_forms_of_weights_and_every_setting() -> Outcome {
     let real = llama_server().await?;
-    let done = verify(&real, LONG, &Reporter::silent(), &CancellationToken::new()).await?;
+    let done = verify(&real, LONG, &EventReporter::silent(), &CancellationToken::new()).await?;
     let computed = done.computed.context("it gives probabilities")?;
     println!("{}", serde_json::to_string(&computed)?);
     assert_eq!(computed.unknown, Vec::<String>::new());
@@ -303,13 +304,13 @@ async fn machine_with_amx(folder: &Path) -> Result<Builder, Trouble> {
         std::fs::write(path, "")?;
     }
     Ok(Builder {
-        dirs: Dirs { cache: folder.join("cache"), data: folder.join("data") },
-        env: Environment {
+        dirs: BuilderDirs { cache: folder.join("cache"), data: folder.join("data") },
+        env: BuildEnvironment {
             path: format!("{}:/usr/bin:/bin", bin.display()).into(),
-            ..Environment::default()
+            ..BuildEnvironment::default()
         },
         memory: || None,
-        reporter: Reporter::silent(),
+        reporter: EventReporter::silent(),
         cancel: CancellationToken::new(),
     })
 }
@@ -319,14 +320,14 @@ async fn a_build_that_dies_of_repacked_weights_is_made_again_without_amx_and_is_
 -> Outcome {
     let folder = tempfile::tempdir()?;
     let builder = machine_with_amx(folder.path()).await?;
-    let request = Request {
-        source: Source::at(&folder.path().join("source"))?,
-        backend: Backend::Cpu.into(),
-        arch: Arch::Native.into(),
-        patches: warden_patches::Selection::default(),
+    let request = BuildRequest {
+        source: BuildSource::at(&folder.path().join("source"))?,
+        backend: ComputeBackend::Cpu.into(),
+        arch: CpuTarget::Native.into(),
+        patches: warden_patches::SetSelection::default(),
         options: Vec::new(),
         jobs: Some(1),
-        needs: Needs { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
+        needs: MachineNeeds { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
         page_timeout: SOON,
         verify_timeout: LONG,
     };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::clients::{Ignored, Packages, difference};
 use warden_rig::real::{OnPort, REPRODUCIBLE, model_lines_of, sample_model};
 use warden_rig::real_weights::{self, is_sentence};
@@ -25,7 +25,7 @@ fn flags(more: &[&str]) -> Vec<String> {
 
 /// Everything that one server can do at a time: tools, images, embeddings.
 fn able() -> Result<Vec<String>, Trouble> {
-    let mmproj = sample_model(Preset::Mmproj)?;
+    let mmproj = sample_model(SamplePreset::Mmproj)?;
     Ok(flags(&["--mmproj", &mmproj.to_string_lossy(), "--embeddings", "--pooling", "mean"]))
 }
 
@@ -99,26 +99,29 @@ fn names(told: &Told) -> Value {
 #[tokio::test]
 async fn the_openai_package_for_python_gets_the_same_through_us() -> Outcome {
     let kinds = ["chat", "tools", "an image", "completions", "embeddings", "responses", "models", "a tool"];
-    Box::pin(same_through_us("openai_package.py", &sample_model(Preset::Tools)?, &able()?, &kinds)).await
+    Box::pin(same_through_us("openai_package.py", &sample_model(SamplePreset::Tools)?, &able()?, &kinds))
+        .await
 }
 
 #[tokio::test]
 async fn the_anthropic_package_for_python_gets_the_same_through_us() -> Outcome {
     let kinds = ["messages", "tools", "a system", "an image", "count_tokens"];
-    Box::pin(same_through_us("anthropic_package.py", &sample_model(Preset::Tools)?, &able()?, &kinds)).await
+    Box::pin(same_through_us("anthropic_package.py", &sample_model(SamplePreset::Tools)?, &able()?, &kinds))
+        .await
 }
 
 #[tokio::test]
 async fn the_openai_package_for_node_gets_the_same_through_us() -> Outcome {
     let kinds = ["chat", "tools", "completions", "embeddings", "responses", "left", "and the next"];
-    Box::pin(same_through_us("openai_package.mjs", &sample_model(Preset::Tools)?, &able()?, &kinds)).await
+    Box::pin(same_through_us("openai_package.mjs", &sample_model(SamplePreset::Tools)?, &able()?, &kinds))
+        .await
 }
 
 #[tokio::test]
 async fn curl_gets_the_same_through_us_by_old_and_new_http() -> Outcome {
     Box::pin(same_through_us(
         "with_curl.py",
-        &sample_model(Preset::Tools)?,
+        &sample_model(SamplePreset::Tools)?,
         &able()?,
         &["HTTP/", "h2", "Expect", "a body"],
     ))
@@ -127,8 +130,13 @@ async fn curl_gets_the_same_through_us_by_old_and_new_http() -> Outcome {
 
 #[tokio::test]
 async fn what_a_server_without_images_and_embeddings_refuses_is_refused_the_same_through_us() -> Outcome {
-    Box::pin(same_through_us("with_curl.py", &sample_model(Preset::Chat)?, &flags(&[]), &["HTTP/", "error"]))
-        .await
+    Box::pin(same_through_us(
+        "with_curl.py",
+        &sample_model(SamplePreset::Chat)?,
+        &flags(&[]),
+        &["HTTP/", "error"],
+    ))
+    .await
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::home::Ran;
 use warden_rig::process::Kid;
 use warden_rig::real::{REPRODUCIBLE, llama_server, sample_model};
@@ -288,7 +288,7 @@ async fn a_model_of_the_configuration_is_run_as_it_is_configured() -> Outcome {
 #[tokio::test]
 async fn on_a_real_server_text_is_steady_and_a_prompt_cache_is_bounded() -> Outcome {
     let home = Home::new()?;
-    let (server, model) = (llama_server().await?, sample_model(Preset::FatKv)?);
+    let (server, model) = (llama_server().await?, sample_model(SamplePreset::FatKv)?);
     let (server, model) = (server.to_string_lossy().into_owned(), model.to_string_lossy().into_owned());
     let args = ["diagnose", "--binary", &server, "--json", "--workload"];
     let flags = ["--", "-m", &model, "-np", "1", "-c", "2048"];

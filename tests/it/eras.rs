@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::task::JoinSet;
-use warden_patches::Catalogue;
+use warden_patches::SetCatalogue;
 use warden_rig::home::Ran;
 use warden_rig::sdists::{ERAS, Era};
 use warden_rig::{Context as _, Home, Outcome, Trouble};
@@ -116,7 +116,7 @@ async fn every_fix_is_verified_in_every_era_and_the_cap_only_where_there_are_man
         assert_eq!(ran.stderr, "", "nothing beside the answer");
         let value: Value = serde_json::from_str(&ran.stdout)?;
         let mut expected = Vec::new();
-        for set in Catalogue::embedded()?.sets() {
+        for set in SetCatalogue::embedded()?.sets() {
             for fix in &set.fixes {
                 let needless = fix.id == "graph-cache-cap" && build(era) < 7821;
                 let status = if needless { "not-applicable" } else { "verified" };
@@ -165,7 +165,7 @@ async fn in_every_era_what_goes_in_stands_in_its_place_once_and_comes_out_byte_f
         let told = json(&home, &apply, 0).await?;
         assert_eq!(told["outcome"], "written");
         let patched = snapshot(folder.path())?;
-        let catalogue = Catalogue::embedded()?;
+        let catalogue = SetCatalogue::embedded()?;
         let mut changed = vec![RECORD.to_owned()];
         for set in catalogue.sets() {
             let defines = if set.id == "cuda-memory" { placed::cuda_defines(build(era)) } else { Vec::new() };

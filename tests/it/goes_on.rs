@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::real::{REPRODUCIBLE, model_lines};
 use warden_rig::warden::{CHAT, Setup};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
@@ -25,12 +25,17 @@ const GOING_ON: &str =
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A llama-server that gives the same answer to the same request.
-async fn started(preset: Preset, slots: &str, more: &[&str]) -> Result<Warden, Trouble> {
+async fn started(preset: SamplePreset, slots: &str, more: &[&str]) -> Result<Warden, Trouble> {
     started_with(preset, slots, more, "").await
 }
 
 /// The same with more keys of the model.
-async fn started_with(preset: Preset, slots: &str, more: &[&str], keys: &str) -> Result<Warden, Trouble> {
+async fn started_with(
+    preset: SamplePreset,
+    slots: &str,
+    more: &[&str],
+    keys: &str,
+) -> Result<Warden, Trouble> {
     let mut flags = vec!["-np", slots, "-c", "8192", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
     flags.extend(more);
@@ -217,7 +222,7 @@ fn kills() -> u64 {
 #[tokio::test]
 async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> Outcome {
     let tokens = 48;
-    let warden = started(Preset::Slow, "1", &[]).await?;
+    let warden = started(SamplePreset::Slow, "1", &[]).await?;
     let mut continued = 0;
     for (path, body) in bodies(tokens) {
         let wanted = asked(&warden, path, &body, None).await?;
@@ -269,7 +274,7 @@ async fn disturbed(
 
 #[tokio::test]
 async fn text_that_is_held_back_for_stop_words_is_not_passed_over() -> Outcome {
-    let warden = started(Preset::Slow, "1", &[]).await?;
+    let warden = started(SamplePreset::Slow, "1", &[]).await?;
     let (mut whole, mut ended) = (0, 0);
     for (path, mut body) in bodies(24).into_iter().filter(|(_, body)| body["stream_options"].is_null()) {
         let undisturbed = asked(&warden, path, &body, None).await?.text;
@@ -301,7 +306,7 @@ async fn what_a_build_takes_out_of_an_answer_is_not_passed_over() -> Outcome {
     let template = home.path().join("thinks.jinja");
     std::fs::write(&template, THINKS)?;
     let flags = ["--jinja", "--chat-template-file", template.to_str().context("a path")?];
-    let warden = started(Preset::Slow, "1", &flags).await?;
+    let warden = started(SamplePreset::Slow, "1", &flags).await?;
     let messages = json!([{ "role": "user", "content": "tell" }]);
     let mut body =
         json!({ "model": "m", "stream": true, "temperature": 0, "max_tokens": 24, "messages": messages });
@@ -374,7 +379,7 @@ async fn client(
 
 #[tokio::test]
 async fn killed_every_so_often_under_load_no_request_fails() -> Outcome {
-    let warden = started(Preset::Slow, "4", &[]).await?;
+    let warden = started(SamplePreset::Slow, "4", &[]).await?;
     let (length, pause) = soak();
     let answered: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
     let stop = CancellationToken::new();

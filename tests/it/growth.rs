@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::real::{model_lines, sample_model};
 use warden_rig::swarm::{all_whole, names, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
@@ -190,8 +190,9 @@ async fn a_cache_that_fills_to_its_declared_size_is_bounded_and_replaces_nothing
 #[tokio::test]
 async fn the_prompt_cache_of_a_real_server_is_bounded_and_replaces_nothing() -> Outcome {
     let flags = ["-np", "1", "-c", "2048", "--cache-ram", "64", "--no-warmup", "-t", "1"];
-    let lines = format!("{}{BUDGET}policy.growth = \"recycle\"\n", model_lines(Preset::FatKv, &flags).await?);
-    sample_model(Preset::FatKv)?;
+    let lines =
+        format!("{}{BUDGET}policy.growth = \"recycle\"\n", model_lines(SamplePreset::FatKv, &flags).await?);
+    sample_model(SamplePreset::FatKv)?;
     // A real allocator wanders more than a fake.
     let detector = DETECTOR.replace("4MiB", "16MiB");
     let warden = Setup::new()?.top(&detector).model("m", &lines).start().await?;

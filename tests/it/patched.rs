@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::real::{
     REPRODUCIBLE, SERVER_VARIABLE, Undisturbed, llama_server, llama_server_plain, model_lines, sample_model,
 };
@@ -89,7 +89,7 @@ async fn with_no_variable_a_patched_and_a_plain_llama_server_answer_byte_for_byt
     let many = requests("r", "m", 24, 24);
     let mut answers = Vec::new();
     for server in [&patched, &plain] {
-        let running = Undisturbed::start_server(server, Preset::Chat, &flags(), &[]).await?;
+        let running = Undisturbed::start_server(server, SamplePreset::Chat, &flags(), &[]).await?;
         let mut one_by_one = Vec::new();
         for question in &questions {
             one_by_one.push(asked(&running.http, question).await?);
@@ -113,7 +113,7 @@ async fn with_no_variable_a_patched_and_a_plain_llama_server_answer_byte_for_byt
 
 /// Lines of ours in what a llama-server printed until it was ready.
 async fn own_lines(server: &Path, variables: &[(&str, &str)]) -> Result<Vec<String>, Trouble> {
-    let running = Undisturbed::start_server(server, Preset::Chat, &flags(), variables).await?;
+    let running = Undisturbed::start_server(server, SamplePreset::Chat, &flags(), variables).await?;
     let output = running.kid.output();
     assert!(!output.is_empty(), "llama-server says something of its own");
     Ok(output.lines().filter(|line| line.starts_with("llama-warden:")).map(str::to_owned).collect())
@@ -242,7 +242,7 @@ impl Left {
 
 async fn on_its_own(variables: &[(&str, &str)]) -> Result<(Undisturbed, Left), Trouble> {
     let server = llama_server().await?;
-    let running = Undisturbed::start_server(&server, Preset::Slow, &flags(), variables).await?;
+    let running = Undisturbed::start_server(&server, SamplePreset::Slow, &flags(), variables).await?;
     let left = Left::set_up(&running.http, &running.http).await?;
     Ok((running, left))
 }
@@ -270,7 +270,7 @@ async fn without_its_variable_the_same_slot_works_on_for_nobody() -> Outcome {
 
 #[tokio::test]
 async fn cancel_nonstream_as_a_mitigation_reaches_the_process_and_frees_slots_behind_the_proxy() -> Outcome {
-    let lines = model_lines(Preset::Slow, &flags()).await?;
+    let lines = model_lines(SamplePreset::Slow, &flags()).await?;
     let setup = Setup::new()?.model("m", &format!("{lines}mitigations = [\"cancel-nonstream\"]\n"));
     let warden = setup.start().await?;
     let backend = warden.until_ready(1).await?[0];
@@ -300,7 +300,7 @@ async fn a_mitigation_of_another_backend_is_left_out_and_one_that_the_build_lack
     let mut setup = Setup::new()?;
     setup.home.env.insert("LLAMA_WARDEN_PATHS__DATA_DIR".into(), binaries::store()?.join("data").into());
     let lines = |build: &str, mitigation: &str| -> Result<String, Trouble> {
-        let model = sample_model(Preset::Chat)?;
+        let model = sample_model(SamplePreset::Chat)?;
         Ok(format!(
             "build = '{build}'\nmodel = '{}'\npreload = true\nmitigations = [\"{mitigation}\"]\n",
             model.display()
@@ -329,7 +329,7 @@ async fn the_fix_is_on_by_itself_in_a_build_that_has_it_unless_the_operator_says
         return Ok(());
     }
     let patched = id(&llama_server().await?)?;
-    let model = sample_model(Preset::Chat)?;
+    let model = sample_model(SamplePreset::Chat)?;
     for (own, value) in [
         ("", Some("1")),
         ("cancel = \"off\"\n", None),

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use warden_builder::prove::{PATIENCE, Pair, compare};
-use warden_builder::{Builder, Dirs, Environment, Reporter};
-use warden_patches::Catalogue;
-use warden_patches::prove::How;
+use warden_builder::prove::{BuildPair, PART_TIMEOUT, compare};
+use warden_builder::{BuildEnvironment, Builder, BuilderDirs, EventReporter};
+use warden_patches::SetCatalogue;
+use warden_patches::prove::StepResult;
 use warden_rig::home::Ran;
 use warden_rig::real::{llama_server, llama_server_plain};
 use warden_rig::sdists::ERAS;
@@ -350,31 +350,34 @@ async fn a_plain_and_a_patched_server_are_held_against_each_other_fix_by_fix() -
     let (patched, plain) = (llama_server().await?, llama_server_plain().await?);
     let cache = tempfile::tempdir()?;
     let builder = Builder {
-        dirs: Dirs { cache: cache.path().to_owned(), data: cache.path().to_owned() },
-        env: Environment::from_process(),
+        dirs: BuilderDirs { cache: cache.path().to_owned(), data: cache.path().to_owned() },
+        env: BuildEnvironment::from_process(),
         memory: || None,
-        reporter: Reporter::silent(),
+        reporter: EventReporter::silent(),
         cancel: CancellationToken::new(),
     };
-    let catalogue = Catalogue::embedded()?;
+    let catalogue = SetCatalogue::embedded()?;
     let fixes: Vec<_> = catalogue.require("server")?.fixes.iter().collect();
-    let pair = Pair {
+    let pair = BuildPair {
         plain: &plain,
         patched: &patched,
         fixes,
         gpu: false,
         sanitizer: None,
         limit: LONG,
-        patience: PATIENCE,
+        patience: PART_TIMEOUT,
     };
     let steps = compare(&builder, &pair).await?;
-    assert!(steps.len() == 3 && steps.iter().all(|step| step.how == How::Shown), "{steps:#?}");
+    assert!(steps.len() == 3 && steps.iter().all(|step| step.how == StepResult::Shown), "{steps:#?}");
     assert!(steps[2].text.contains("llama-server's part gave back"), "{steps:#?}");
     // A server without the fixes answers the same, and does not say that they are on.
     let patience = Duration::from_secs(2);
-    let steps = compare(&builder, &Pair { patched: &plain, patience, ..pair }).await?;
-    assert_eq!(steps[0].how, How::Shown, "{steps:#?}");
-    assert!(steps[1].how == How::Failed && steps[1].text.contains("it does not say"), "{steps:#?}");
-    assert!(steps[2].how == How::Failed && steps[2].text.contains("0 of 1 parts listen"), "{steps:#?}");
+    let steps = compare(&builder, &BuildPair { patched: &plain, patience, ..pair }).await?;
+    assert_eq!(steps[0].how, StepResult::Shown, "{steps:#?}");
+    assert!(steps[1].how == StepResult::Failed && steps[1].text.contains("it does not say"), "{steps:#?}");
+    assert!(
+        steps[2].how == StepResult::Failed && steps[2].text.contains("0 of 1 parts listen"),
+        "{steps:#?}"
+    );
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::real::{REPRODUCIBLE, Undisturbed, model_lines};
 use warden_rig::swarm::{all_whole, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
@@ -47,10 +47,10 @@ async fn until_reason(warden: &Warden, reason: &str, count: usize) -> Outcome {
 async fn survives(replace: &str) -> Outcome {
     let all = distinct();
     let undisturbed =
-        swarm(&Undisturbed::start(Preset::FatKv, &flags("4096")).await?.http, &all, CLIENTS).await;
+        swarm(&Undisturbed::start(SamplePreset::FatKv, &flags("4096")).await?.http, &all, CLIENTS).await;
     all_whole(&undisturbed)?;
 
-    let lines = model_lines(Preset::FatKv, &flags("4096")).await?;
+    let lines = model_lines(SamplePreset::FatKv, &flags("4096")).await?;
     let policy = format!(
         "replace = \"{replace}\"\npolicy.host.soft = \"320MiB\"\npolicy.host.hard = \"1GiB\"\npolicy.jitter = 0.0\n\
          policy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\npolicy.min_interval = \"1ms\"\npolicy.reclaim = false\n"
@@ -104,7 +104,7 @@ async fn many_requests_survive_replacements_by_overlap() -> Outcome {
 async fn slow() -> Result<Warden, Trouble> {
     let mut flags = vec!["-np", "1", "-c", "4096", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
-    let lines = model_lines(Preset::Slow, &flags).await?;
+    let lines = model_lines(SamplePreset::Slow, &flags).await?;
     let warden =
         Setup::new()?.model("m", &format!("{lines}lifecycle.backoff_first = \"50ms\"\n")).start().await?;
     warden.until_ready(1).await?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::real::{llama_server, model_lines, sample_model};
 use warden_rig::warden::{CHAT, SOON, Setup};
 use warden_rig::{Context as _, Home, Outcome, Trouble, Warden, binaries, wait_until};
@@ -175,10 +175,10 @@ async fn every_kind_of_request_can_be_replayed_and_is_the_same_work() -> Outcome
 
 #[tokio::test]
 async fn a_real_server_takes_what_was_recorded_as_it_took_what_was_asked() -> Outcome {
-    let (model, mmproj) = (sample_model(Preset::Tools)?, sample_model(Preset::Mmproj)?);
+    let (model, mmproj) = (sample_model(SamplePreset::Tools)?, sample_model(SamplePreset::Mmproj)?);
     let (model, mmproj) = (model.to_string_lossy().into_owned(), mmproj.to_string_lossy().into_owned());
     let plain = ["-np", "1", "-c", "4096", "-t", "1", "--cache-ram", "0", "--mmproj", &mmproj];
-    let own = model_lines(Preset::Tools, &plain).await?;
+    let own = model_lines(SamplePreset::Tools, &plain).await?;
     let setup = Setup::new()?.model("m", &format!("{own}record_requests = \"asked.jsonl\"\n"));
     let file = setup.home.path().join("asked.jsonl");
     let all: Vec<(&str, Value)> = requests().into_iter().chain([responses()]).collect();

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Method, Request};
 use serde_json::{Value, json};
-use warden_builder::sample_model::Preset;
+use warden_builder::sample_model::SamplePreset;
 use warden_rig::real::model_lines;
 use warden_rig::warden::{CHAT, SOON, Setup};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
@@ -139,7 +139,7 @@ async fn ask(
 #[tokio::test]
 async fn every_route_of_a_real_server_answers_as_it_does_directly() -> Outcome {
     let flags = ["-np", "2", "-c", "2048", "-t", "1", "--metrics"];
-    let lines = model_lines(Preset::Chat, &flags).await?;
+    let lines = model_lines(SamplePreset::Chat, &flags).await?;
     // As its command alone makes it: with a directory for slots of ours it does for us what it does for no client.
     let setup = Setup::new()?.model("org/m", &format!("{lines}warm = \"off\"\n"));
     let warden = setup.fake("other", &json!({}), "preload = false\n")?.start().await?;
@@ -170,7 +170,7 @@ async fn every_route_of_a_real_server_answers_as_it_does_directly() -> Outcome {
 
 #[tokio::test]
 async fn rules_are_understood_by_a_real_server() -> Outcome {
-    let lines = model_lines(Preset::Chat, &["-np", "1", "-c", "2048", "-t", "1"]).await?;
+    let lines = model_lines(SamplePreset::Chat, &["-np", "1", "-c", "2048", "-t", "1"]).await?;
     let rules = "[models.\"m\".request]\nmax_tokens = 4\nsystem_prompt = \"four five six\"\nset.seed = 7\nstrip = [\"grammar\"]\n";
     let warden = Setup::new()?.model("m", &format!("{lines}\n{rules}")).start().await?;
     warden.until_ready(1).await?;

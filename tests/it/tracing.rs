@@ -11,7 +11,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 use warden_tracer_reader::{
-    Kind, Memory, Modules, Place, Snapshot, Symbols, VARIABLE, places, write_library,
+    AllocationKind, AllocationPlace, ProcessModules, SymbolTables, TRACE_VARIABLE, TraceSnapshot,
+    TracedMemory, places, write_library,
 };
 
 /// Bytes between samples, so that a few megabytes are some thousand samples.
@@ -31,7 +32,7 @@ impl Traced {
         let home = Home::new()?;
         let library = write_library(home.path())?;
         let mut child = Command::new(program)
-            .env(VARIABLE, home.path())
+            .env(TRACE_VARIABLE, home.path())
             .env("LLAMA_WARDEN_TRACE_INTERVAL", INTERVAL)
             .env("LD_PRELOAD", library)
             .envs(variables.iter().copied())
@@ -60,21 +61,22 @@ impl Traced {
         self.home.path().join(format!("{}.trace", self.child.id()))
     }
 
-    fn snapshot(&self) -> Result<Snapshot, Trouble> {
-        Ok(Snapshot::read(&self.file())?)
+    fn snapshot(&self) -> Result<TraceSnapshot, Trouble> {
+        Ok(TraceSnapshot::read(&self.file())?)
     }
 
-    fn places(&self, before: Option<&Snapshot>) -> Result<Vec<Place>, Trouble> {
-        let modules = Modules::of(self.child.id());
-        Ok(places(before, &self.snapshot()?, &modules, &mut Symbols::default()))
+    fn places(&self, before: Option<&TraceSnapshot>) -> Result<Vec<AllocationPlace>, Trouble> {
+        let modules = ProcessModules::of(self.child.id());
+        Ok(places(before, &self.snapshot()?, &modules, &mut SymbolTables::default()))
     }
 
     /// What lives at the places of this function.
     fn lives_at(&self, function: &str) -> Result<(i64, f64), Trouble> {
         let named = |name: &str| name.rsplit("::").find(|part| !part.contains("closure")) == Some(function);
-        let of_function =
-            |place: &Place| place.chain.iter().filter_map(|frame| frame.function.as_deref()).any(named);
-        let found: Vec<Place> = self.places(None)?.into_iter().filter(of_function).collect();
+        let of_function = |place: &AllocationPlace| {
+            place.chain.iter().filter_map(|frame| frame.function.as_deref()).any(named)
+        };
+        let found: Vec<AllocationPlace> = self.places(None)?.into_iter().filter(of_function).collect();
         assert!(!found.is_empty(), "no place {function}: {:?}", self.names()?);
         Ok(found
             .iter()
@@ -128,7 +130,7 @@ fn leaks_of_small_blocks_are_estimated_and_what_is_freed_is_forgotten() -> Outco
     assert_eq!(program.lives_at("hand_over")?.0, 0, "another thread freed it");
     let grown = program.places(Some(&before))?;
     assert_eq!(grown[0].called_in, "leaky::leak_small", "it grew most since the snapshot");
-    assert!(near(grown[0].more_bytes, 200_000 * 48) && grown[0].memory == Memory::Host);
+    assert!(near(grown[0].more_bytes, 200_000 * 48) && grown[0].memory == TracedMemory::Host);
     program.end()
 }
 
@@ -238,13 +240,13 @@ fn children_count_nothing_for_their_parent_and_new_programs_count_for_themselves
     for entry in std::fs::read_dir(program.home.path())? {
         let path = entry?.path();
         if path.extension().is_some_and(|end| end == "trace") && path != program.file() {
-            others.push(Snapshot::read(&path)?);
+            others.push(TraceSnapshot::read(&path)?);
         }
     }
     assert_eq!(others.len(), 1, "the one that was forked has none");
-    assert!(others[0].live_bytes(&[Kind::Heap]) >= 5 * MIB);
+    assert!(others[0].live_bytes(&[AllocationKind::Heap]) >= 5 * MIB);
     // Nobody reads that of a process that is gone.
-    assert_eq!(Snapshot::all_in(program.home.path())?.len(), 1);
+    assert_eq!(TraceSnapshot::all_in(program.home.path())?.len(), 1);
     program.end()
 }
 
@@ -257,7 +259,7 @@ fn a_file_that_another_process_of_the_same_number_has_mapped_is_not_made_shorter
     let ran = Command::new("sh")
         .args(["-c", line])
         .envs([("FOLDER", home.path()), ("LIBRARY", &library)])
-        .env(VARIABLE, home.path())
+        .env(TRACE_VARIABLE, home.path())
         .output()?;
     assert!(ran.status.success(), "{ran:?}");
     assert_eq!(std::fs::read_to_string(home.path().join("other"))?, "of another");
@@ -265,7 +267,7 @@ fn a_file_that_another_process_of_the_same_number_has_mapped_is_not_made_shorter
         Some(entry.ok()?.path()).filter(|path| path.extension().is_some_and(|end| end == "trace"))
     });
     for path in published {
-        assert_eq!(Snapshot::read(&path)?.losses.unfollowed, 0);
+        assert_eq!(TraceSnapshot::read(&path)?.losses.unfollowed, 0);
     }
     Ok(())
 }
@@ -315,9 +317,9 @@ fn a_forked_child_counts_nothing_for_its_parent() -> Outcome {
     }
     let mut shell = Traced::start(bash, &[])?;
     shell.told("( big=$(printf '%*s' 30000000 x); echo done )")?;
-    let after_child = shell.snapshot()?.live_bytes(&[Kind::Heap, Kind::Mapped]);
+    let after_child = shell.snapshot()?.live_bytes(&[AllocationKind::Heap, AllocationKind::Mapped]);
     shell.told("printf -v big '%*s' 30000000 x; echo done")?;
-    let after_itself = shell.snapshot()?.live_bytes(&[Kind::Heap, Kind::Mapped]);
+    let after_itself = shell.snapshot()?.live_bytes(&[AllocationKind::Heap, AllocationKind::Mapped]);
     assert!(after_child < 8 * MIB, "the child's are not its own: {after_child}");
     assert!(after_itself > 24 * MIB, "its own are: {after_itself}");
     shell.end()
@@ -329,8 +331,8 @@ fn nothing_is_written_and_nothing_changes_where_no_folder_is_named() -> Outcome 
     let library = write_library(home.path())?;
     for folder in [None, Some("/proc/nowhere")] {
         let mut command = Command::new(binaries::leaky()?);
-        command.env("LD_PRELOAD", &library).env_remove(VARIABLE).stdin(Stdio::null());
-        command.envs(folder.map(|folder| (VARIABLE, folder)));
+        command.env("LD_PRELOAD", &library).env_remove(TRACE_VARIABLE).stdin(Stdio::null());
+        command.envs(folder.map(|folder| (TRACE_VARIABLE, folder)));
         let ran = command.output()?;
         assert!(ran.status.success() && ran.stderr.is_empty(), "{ran:?}");
     }

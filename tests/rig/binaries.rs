@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
-use warden_builder::{Builder, Dirs, Environment, Reporter};
+use warden_builder::{BuildEnvironment, Builder, BuilderDirs, EventReporter};
 
 pub use crate::real::llama_server;
 use crate::{Context as _, Trouble};
@@ -95,11 +95,11 @@ pub(crate) static PIP: Mutex<()> = Mutex::const_new(());
 ///
 /// # Errors
 /// The store cannot be created.
-pub fn store_builder(reporter: Reporter) -> Result<Builder, Trouble> {
+pub fn store_builder(reporter: EventReporter) -> Result<Builder, Trouble> {
     let store = store()?;
     Ok(Builder {
-        dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
-        env: Environment::from_process(),
+        dirs: BuilderDirs { cache: store.join("cache"), data: store.join("data") },
+        env: BuildEnvironment::from_process(),
         memory: || None,
         reporter,
         cancel: CancellationToken::new(),

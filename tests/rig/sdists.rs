@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use warden_builder::Reporter;
-use warden_builder::sdist::Pin;
+use warden_builder::EventReporter;
+use warden_builder::sdist::SdistPin;
 
 use crate::{Context as _, Trouble, binaries};
 
@@ -48,8 +48,8 @@ impl Era {
     /// It cannot be downloaded, or it is not the pinned one.
     pub async fn archive(&self) -> Result<PathBuf, Trouble> {
         let _turn = binaries::PIP.lock().await;
-        let builder = binaries::store_builder(Reporter::silent())?;
-        let pin = Pin { version: self.version.into(), sha256: self.sha256.into() };
+        let builder = binaries::store_builder(EventReporter::silent())?;
+        let pin = SdistPin { version: self.version.into(), sha256: self.sha256.into() };
         builder.sdist(&pin).await.context(format!("llama-cpp-python {}", self.version))
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use procfs::process::Process;
 use tokio::time::Instant;
-use warden_policies::sample::{HostMemory, Sample, SampleEdge, Work};
+use warden_policies::sample::{BackendSample, HostMemory, SampleEdge, WorkDone};
 use warden_policies::trace;
 use warden_rig::process::ProcessId;
 use warden_rig::{Outcome, Trouble};
@@ -147,11 +147,11 @@ impl Readings {
             self.series.insert(name.to_owned(), series);
         }
         let Some(series) = self.series.get_mut(name) else { return };
-        let sample = Sample {
+        let sample = BackendSample {
             at: series.begun.elapsed(),
             edge: SampleEdge::Tick,
             host: Some(HostMemory { anon: held.anon, swap: held.swap, rss: held.rss }),
-            work: Work { requests: done.saturating_sub(series.before), ..Work::default() },
+            work: WorkDone { requests: done.saturating_sub(series.before), ..WorkDone::default() },
             in_flight: 1,
             vram: Vec::new(),
             pools: Vec::new(),

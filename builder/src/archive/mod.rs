@@ -1,7 +1,7 @@
 //! Reads .tar.gz, .tar.xz and .zip as one stream of entries with checked names.
 //!
 //! Archives are untrusted input. A name that leads out of the archive ends the reading, and so do more
-//! bytes or entries than [`Bounds`] allows, counted after decompression. The visitor decides what to do
+//! bytes or entries than [`ArchiveLimits`] allows, counted after decompression. The visitor decides what to do
 //! with an entry; [`unpack`] writes a part of an archive to disk.
 
 mod unpack;
@@ -14,24 +14,24 @@ use std::path::Path;
 pub(crate) use unpack::{below, stays_inside, unpack};
 pub(crate) use walk::{unreadable, walk};
 
-use crate::error::{Error, Result, io_error};
+use crate::error::{BuilderError, Result, io_error};
 
 /// Limits on the size of an archive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct ArchiveLimits {
     /// Bytes after decompression, including entries that the caller skips.
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
 }
 
-impl Bounds {
+impl ArchiveLimits {
     /// Ten times the largest source archive seen so far (205 MB, 3,900 entries).
     pub(crate) const SOURCE: Self = Self { bytes: 2 << 30, entries: 100_000 };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A regular file; its content is in [`Entry::data`].
+pub(crate) enum ArchiveEntryKind {
+    /// A regular file; its content is in [`ArchiveEntry::data`].
     File {
         /// The file has an execute permission.
         executable: bool,
@@ -45,10 +45,10 @@ pub(crate) enum Kind {
     Remark(String),
 }
 
-pub(crate) struct Entry<'a> {
+pub(crate) struct ArchiveEntry<'a> {
     /// Relative path of normal components, separated by slashes.
     pub(crate) name: &'a str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ArchiveEntryKind,
     /// The content of a file; empty for everything else.
     pub(crate) data: &'a mut dyn Read,
 }
@@ -83,7 +83,7 @@ pub(crate) fn format(path: &Path) -> Result<ArchiveFormat> {
                 [b'G', b'G', b'U', b'F', ..] => "it is a GGUF model".to_owned(),
                 other => format!("it starts with the bytes {}", hex::encode(other)),
             };
-            Err(Error::NotAnArchive { path: path.to_owned(), why })
+            Err(BuilderError::NotAnArchive { path: path.to_owned(), why })
         }
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn tar_gz(folder: &Path, entries: &[Made<'_>]) -> PathBuf {
     path
 }
 
-const SMALL: Bounds = Bounds { bytes: 1 << 20, entries: 100 };
+const SMALL: ArchiveLimits = ArchiveLimits { bytes: 1 << 20, entries: 100 };
 
 fn unpacked(path: &Path, top: &str) -> Result<tempfile::TempDir> {
     let into = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ fn a_sparse_file_counts_with_its_holes() {
     assert!(path.metadata().unwrap().len() < 4096);
     let error = unpacked(&path, "").unwrap_err().to_string();
     assert!(error.contains("more than 1 MiB"), "{error}");
-    let room = Bounds { bytes: 9 << 20, ..SMALL };
+    let room = ArchiveLimits { bytes: 9 << 20, ..SMALL };
     let into = tempfile::tempdir().unwrap();
     unpack(&path, "", into.path(), room, &CancellationToken::new(), &|_| true).unwrap();
     let content = fs::read(into.path().join("hole")).unwrap();
@@ -190,7 +190,7 @@ fn extended(folder: &Path, kind: tar::EntryType, size: usize) -> PathBuf {
 #[test]
 fn a_name_or_an_extension_header_above_64_kib_is_refused_and_not_shown() {
     let folder = tempfile::tempdir().unwrap();
-    let room = Bounds { bytes: 64 << 20, ..SMALL };
+    let room = ArchiveLimits { bytes: 64 << 20, ..SMALL };
     let walked = |kind, size| {
         let path = extended(folder.path(), kind, size);
         walk(&path, room, &CancellationToken::new(), &mut |_| Ok(()))
@@ -209,7 +209,7 @@ fn content_of_any_length_counts_as_no_header() {
     let path =
         tar_gz(folder.path(), &[Made::File("a", &data), Made::File("b", &data), Made::File("c", b"1")]);
     let mut names = Vec::new();
-    let mut note = |entry: Entry<'_>| {
+    let mut note = |entry: ArchiveEntry<'_>| {
         names.push(entry.name.to_owned());
         Ok(())
     };
@@ -266,7 +266,7 @@ fn a_cancelled_walk_ends_at_once() {
     let path = tar_gz(folder.path(), &[Made::File("a", b"")]);
     let cancel = CancellationToken::new();
     cancel.cancel();
-    assert!(matches!(walk(&path, SMALL, &cancel, &mut |_| Ok(())), Err(Error::Cancelled)));
+    assert!(matches!(walk(&path, SMALL, &cancel, &mut |_| Ok(())), Err(BuilderError::Cancelled)));
 }
 
 #[test]

@@ -14,8 +14,8 @@ use std::path::Path;
 use tokio_util::sync::CancellationToken;
 
 use super::walk::unreadable;
-use super::{Bounds, Entry, Kind, walk};
-use crate::error::{Error, Result, io_error};
+use super::{ArchiveEntry, ArchiveEntryKind, ArchiveLimits, walk};
+use crate::error::{BuilderError, Result, io_error};
 
 /// Unpacks everything below `top` (empty: the whole archive) into `into`, which must exist and be empty.
 /// `wanted` selects entries by their names relative to `top`.
@@ -23,7 +23,7 @@ pub(crate) fn unpack(
     path: &Path,
     top: &str,
     into: &Path,
-    bounds: Bounds,
+    bounds: ArchiveLimits,
     cancel: &CancellationToken,
     wanted: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
@@ -48,13 +48,14 @@ pub(crate) fn below<'a>(name: &'a str, top: &str) -> Option<&'a str> {
 fn write(
     archive: &Path,
     name: String,
-    entry: Entry<'_>,
+    entry: ArchiveEntry<'_>,
     into: &Path,
-    bounds: Bounds,
+    bounds: ArchiveLimits,
     links: &mut BTreeSet<String>,
 ) -> Result<()> {
-    let refuse =
-        |why| Err(Error::UnsafeArchive { path: archive.to_owned(), entry: entry.name.to_owned(), why });
+    let refuse = |why| {
+        Err(BuilderError::UnsafeArchive { path: archive.to_owned(), entry: entry.name.to_owned(), why })
+    };
     let through_link = name.match_indices('/').any(|(end, _)| links.contains(&name[..end]));
     if through_link || links.contains(&name) {
         return refuse("would be written through a link");
@@ -64,8 +65,8 @@ fn write(
         fs::create_dir_all(parent).map_err(io_error("creating", parent))?;
     }
     match entry.kind {
-        Kind::Folder => fs::create_dir_all(&target).map_err(io_error("creating", target)),
-        Kind::File { executable } => {
+        ArchiveEntryKind::Folder => fs::create_dir_all(&target).map_err(io_error("creating", target)),
+        ArchiveEntryKind::File { executable } => {
             let mode = if executable { 0o755 } else { 0o644 };
             // `create_new`: a name that occurs twice must not be written through a link left by the first
             // one.
@@ -81,7 +82,7 @@ fn write(
             })?;
             Ok(())
         }
-        Kind::Link(to) => {
+        ArchiveEntryKind::Link(to) => {
             if !stays_inside(&name, &to) {
                 return refuse("is a link that leads out of the source");
             }
@@ -89,8 +90,8 @@ fn write(
             links.insert(name);
             Ok(())
         }
-        Kind::Other => refuse("is neither a file nor a folder nor a symbolic link"),
-        Kind::Remark(_) => Ok(()),
+        ArchiveEntryKind::Other => refuse("is neither a file nor a folder nor a symbolic link"),
+        ArchiveEntryKind::Remark(_) => Ok(()),
     }
 }
 

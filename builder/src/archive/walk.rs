@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{ArchiveFormat, Bounds, Entry, Kind, format, normal_name};
-use crate::error::{Error, Result, io_error};
+use super::{ArchiveEntry, ArchiveEntryKind, ArchiveFormat, ArchiveLimits, format, normal_name};
+use crate::error::{BuilderError, Result, io_error};
 
 /// Longest link target that is accepted; the kernel has the same limit.
 const MAX_LINK_TARGET: u64 = 4096;
@@ -22,9 +22,9 @@ const MAX_SHOWN_NAME: usize = 200;
 /// Visits every entry in the archive's order. Stops at the visitor's first error.
 pub(crate) fn walk(
     path: &Path,
-    bounds: Bounds,
+    bounds: ArchiveLimits,
     cancel: &CancellationToken,
-    visit: &mut dyn FnMut(Entry<'_>) -> Result<()>,
+    visit: &mut dyn FnMut(ArchiveEntry<'_>) -> Result<()>,
 ) -> Result<()> {
     let kind = format(path)?;
     let file = BufReader::new(File::open(path).map_err(io_error("opening", path))?);
@@ -38,16 +38,16 @@ pub(crate) fn walk(
 
 struct ArchiveWalk<'a> {
     path: &'a Path,
-    bounds: Bounds,
+    bounds: ArchiveLimits,
     cancel: &'a CancellationToken,
     entries: u64,
-    visit: &'a mut dyn FnMut(Entry<'_>) -> Result<()>,
+    visit: &'a mut dyn FnMut(ArchiveEntry<'_>) -> Result<()>,
 }
 
 impl ArchiveWalk<'_> {
     fn tar(&mut self, stream: impl Read) -> Result<()> {
         let headers = HeaderAllowance::default();
-        let stream = Bounded { inner: stream, left: self.bounds.bytes };
+        let stream = SizeLimitReader { inner: stream, left: self.bounds.bytes };
         let mut archive = tar::Archive::new(HeaderLimitReader { inner: stream, allowance: headers.clone() });
         let path = self.path;
         // Contents have their own count: a sparse file has more bytes than the stream.
@@ -71,27 +71,27 @@ impl ArchiveWalk<'_> {
             let header = entry.header();
             let kind = match header.entry_type() {
                 kind if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
-                    Kind::File { executable: header.mode().is_ok_and(|mode| mode & 0o100 != 0) }
+                    ArchiveEntryKind::File { executable: header.mode().is_ok_and(|mode| mode & 0o100 != 0) }
                 }
-                kind if kind.is_dir() => Kind::Folder,
+                kind if kind.is_dir() => ArchiveEntryKind::Folder,
                 kind if kind.is_symlink() => {
                     let target = entry.link_name_bytes().unwrap_or_default();
-                    Kind::Link(String::from_utf8_lossy(&target).into_owned())
+                    ArchiveEntryKind::Link(String::from_utf8_lossy(&target).into_owned())
                 }
                 kind if kind.is_pax_global_extensions() => {
                     let mut text = String::new();
                     let read = (&mut entry).take(MAX_LINK_TARGET).read_to_string(&mut text);
                     let comment = text.split_once("comment=").map(|(_, rest)| rest.trim().to_owned());
                     if let (Ok(_), Some(comment)) = (read, comment) {
-                        Kind::Remark(comment)
+                        ArchiveEntryKind::Remark(comment)
                     } else {
                         io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
                         continue;
                     }
                 }
-                _ => Kind::Other,
+                _ => ArchiveEntryKind::Other,
             };
-            let mut data = Bounded { inner: &mut entry, left };
+            let mut data = SizeLimitReader { inner: &mut entry, left };
             self.visit(&name, kind, &mut data)?;
             // Skip the rest of the content, so that only headers lie before the next entry.
             io::copy(&mut data, &mut io::sink()).map_err(failed)?;
@@ -105,7 +105,7 @@ impl ArchiveWalk<'_> {
         let mut archive = zip::ZipArchive::new(file).map_err(failed)?;
         let remark = String::from_utf8_lossy(archive.comment()).trim().to_owned();
         if !remark.is_empty() {
-            self.visit("", Kind::Remark(remark), &mut io::empty())?;
+            self.visit("", ArchiveEntryKind::Remark(remark), &mut io::empty())?;
         }
         let mut left = self.bounds.bytes;
         for index in 0..archive.len() {
@@ -114,46 +114,46 @@ impl ArchiveWalk<'_> {
             let name =
                 entry.name().map_err(|error| unreadable(path, &error.into(), self.bounds))?.into_owned();
             let kind = if entry.is_dir() {
-                Kind::Folder
+                ArchiveEntryKind::Folder
             } else if entry.is_symlink() {
                 let mut target = String::new();
                 (&mut entry)
                     .take(MAX_LINK_TARGET)
                     .read_to_string(&mut target)
                     .map_err(|source| unreadable(path, &source, self.bounds))?;
-                Kind::Link(target)
+                ArchiveEntryKind::Link(target)
             } else {
-                Kind::File { executable: entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) }
+                ArchiveEntryKind::File { executable: entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) }
             };
             // The sizes in the zip directory are untrusted, so bytes are counted while they are read.
-            let mut data = Bounded { inner: &mut entry, left };
+            let mut data = SizeLimitReader { inner: &mut entry, left };
             self.visit(&name, kind, &mut data)?;
             left = data.left;
         }
         Ok(())
     }
 
-    fn visit(&mut self, raw: &str, kind: Kind, data: &mut dyn Read) -> Result<()> {
+    fn visit(&mut self, raw: &str, kind: ArchiveEntryKind, data: &mut dyn Read) -> Result<()> {
         if self.cancel.is_cancelled() {
-            return Err(Error::Cancelled);
+            return Err(BuilderError::Cancelled);
         }
         self.entries += 1;
         if self.entries > self.bounds.entries {
             return Err(too_large(self.path, format!("{} entries", self.bounds.entries)));
         }
         let name = match &kind {
-            Kind::Remark(_) => String::new(),
-            _ => normal_name(raw).map_err(|why| Error::UnsafeArchive {
+            ArchiveEntryKind::Remark(_) => String::new(),
+            _ => normal_name(raw).map_err(|why| BuilderError::UnsafeArchive {
                 path: self.path.to_owned(),
                 entry: shorten_name(raw),
                 why,
             })?,
         };
-        if name.is_empty() && !matches!(kind, Kind::Remark(_)) {
+        if name.is_empty() && !matches!(kind, ArchiveEntryKind::Remark(_)) {
             // The top folder itself is no entry.
             return Ok(());
         }
-        (self.visit)(Entry { name: &name, kind, data })
+        (self.visit)(ArchiveEntry { name: &name, kind, data })
     }
 }
 
@@ -189,12 +189,12 @@ fn shorten_name(name: &str) -> String {
 }
 
 /// Reads up to `left` bytes, and fails if there are more.
-struct Bounded<R> {
+struct SizeLimitReader<R> {
     inner: R,
     left: u64,
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for SizeLimitReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.left = self
@@ -205,14 +205,14 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-fn too_large(path: &Path, limit: String) -> Error {
-    Error::ArchiveTooLarge { path: path.to_owned(), limit }
+fn too_large(path: &Path, limit: String) -> BuilderError {
+    BuilderError::ArchiveTooLarge { path: path.to_owned(), limit }
 }
 
 /// Maps an entry's read error: the archive is damaged, or larger than our bounds.
-pub(crate) fn unreadable(path: &Path, source: &io::Error, bounds: Bounds) -> Error {
+pub(crate) fn unreadable(path: &Path, source: &io::Error, bounds: ArchiveLimits) -> BuilderError {
     if source.kind() == io::ErrorKind::QuotaExceeded {
         return too_large(path, format!("{} MiB", bounds.bytes >> 20));
     }
-    Error::NotAnArchive { path: path.to_owned(), why: format!("it is damaged or cut off ({source})") }
+    BuilderError::NotAnArchive { path: path.to_owned(), why: format!("it is damaged or cut off ({source})") }
 }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Builder, Request};
+use super::{BuildRequest, Builder};
 use crate::error::{Result, io_error};
-use crate::event::Event;
+use crate::event::BuildEvent;
 use crate::plan::{AmxKernels, is_on, of_user};
-use crate::toolchain::Compilers;
+use crate::toolchain::BuildCompilers;
 use crate::toolchain::amx::{TileCode, compiles_amx, tile_code};
 use crate::whole::{self, LossTolerance};
 
@@ -19,8 +19,8 @@ const AMX_CMAKE_OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
 /// Decides about the kernels for a build of this source; `None` if the build would not compile them.
 pub(super) async fn decide_amx_kernels(
     builder: &Builder,
-    request: &Request,
-    compilers: &Compilers,
+    request: &BuildRequest,
+    compilers: &BuildCompilers,
     source: &str,
 ) -> Result<Option<AmxKernels>> {
     let (env, cancel) = (&builder.env, &builder.cancel);
@@ -50,7 +50,7 @@ pub(super) async fn decide_amx_kernels(
                 cxx.version
             ));
         }
-        TileCode::Unknown(why) => builder.reporter.tell(Event::Note(format!(
+        TileCode::Unknown(why) => builder.reporter.tell(BuildEvent::Note(format!(
             "whether {} keeps the tile configuration of AMX is not known: {why}",
             cxx.version
         ))),
@@ -59,7 +59,7 @@ pub(super) async fn decide_amx_kernels(
 }
 
 /// Remembers that a build with these kernels crashes, so that the next plan disables them at once.
-pub(super) fn remember(cache: &Path, compilers: &Compilers, source: &str, why: &str) -> Result<()> {
+pub(super) fn remember(cache: &Path, compilers: &BuildCompilers, source: &str, why: &str) -> Result<()> {
     let file = file(cache, compilers, source);
     whole::write(&file, why.as_bytes(), LossTolerance::Bearable).map_err(io_error("writing", &file))
 }
@@ -69,7 +69,7 @@ fn read_crash_note(file: &Path) -> Option<String> {
 }
 
 /// The note's path, keyed by everything that shapes these kernels.
-fn file(cache: &Path, compilers: &Compilers, source: &str) -> PathBuf {
+fn file(cache: &Path, compilers: &BuildCompilers, source: &str) -> PathBuf {
     let shaped = format!("{source}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
     cache.join("amx").join(hex::encode(&Sha256::digest(shaped)[..8]))
 }

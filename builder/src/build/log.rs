@@ -11,14 +11,14 @@ use crate::error::{Result, io_error};
 const KEPT_OUTPUT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct BuildLog {
     path: PathBuf,
     file: BufWriter<File>,
     /// Output of the current phase.
     phase: String,
 }
 
-impl Log {
+impl BuildLog {
     /// Creates the log, replacing an older one.
     pub(super) fn create(path: PathBuf) -> Result<Self> {
         if let Some(folder) = path.parent() {

@@ -8,18 +8,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_patches::{PlannedSet, binary};
 
-use super::log::Log;
-use super::work::Work;
-use super::{Builder, Built, Request, failure, ninja, patching, trial};
+use super::log::BuildLog;
+use super::work::WorkFolder;
+use super::{BuildRequest, Builder, StoredBuild, failure, ninja, patching, trial};
 use crate::clock;
-use crate::error::{Error, Result, io_error};
-use crate::event::{Event, Phase};
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::{BuildEvent, BuildPhase};
 use crate::machine;
-use crate::plan::{Backend, Plan};
-use crate::process::{Ended, run};
+use crate::plan::{BuildPlan, ComputeBackend};
+use crate::process::{ChildExit, run};
 use crate::source::file_sha256;
-use crate::store::{Binary, Host, Provenance, SCHEMA, Timings};
-use crate::toolchain::Drivers;
+use crate::store::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance};
+use crate::toolchain::BuildDrivers;
 
 /// The only cmake target that is built.
 const CMAKE_TARGET: &str = "llama-server";
@@ -27,29 +27,29 @@ const CMAKE_TARGET: &str = "llama-server";
 const KILLED_STATUS: i32 = 128 + 9;
 
 /// Result of making a plan.
-pub(super) enum Made {
-    Built(Box<Built>),
+pub(super) enum BuildOutcome {
+    Built(Box<StoredBuild>),
     /// The web page failed, with the reason; the build left nothing behind.
     NoPage(String),
     /// The kernels for repacked weights fail while the others work; the build left nothing behind.
-    Wrong(Box<Error>),
+    Wrong(Box<BuilderError>),
 }
 
 /// A build in progress.
-pub(super) struct Making<'a> {
+pub(super) struct RunningBuild<'a> {
     pub(super) builder: &'a Builder,
-    pub(super) request: &'a Request,
-    pub(super) plan: Plan,
-    pub(super) drivers: Drivers,
+    pub(super) request: &'a BuildRequest,
+    pub(super) plan: BuildPlan,
+    pub(super) drivers: BuildDrivers,
     // Fields are dropped in this order: the work folder last, when no child writes into it any more.
-    pub(super) log: Log,
-    pub(super) work: Work,
+    pub(super) log: BuildLog,
+    pub(super) work: WorkFolder,
 }
 
-impl Making<'_> {
-    pub(super) async fn make(mut self) -> Result<Made> {
+impl RunningBuild<'_> {
+    pub(super) async fn make(mut self) -> Result<BuildOutcome> {
         let begun = Instant::now();
-        self.tell(Event::Phase(Phase::Unpack));
+        self.tell(BuildEvent::Phase(BuildPhase::Unpack));
         let (source, found, into) =
             (self.request.source.clone(), self.plan.source.clone(), self.work.source());
         let reporter = self.builder.reporter.clone();
@@ -61,41 +61,41 @@ impl Making<'_> {
         if self.plan.makes_page()
             && let Err(why) = self.page().await?
         {
-            return Ok(Made::NoPage(why));
+            return Ok(BuildOutcome::NoPage(why));
         }
 
         let begun = Instant::now();
-        self.tell(Event::Phase(Phase::Configure));
+        self.tell(BuildEvent::Phase(BuildPhase::Configure));
         self.configure().await?;
         let configure = begun.elapsed();
 
         let begun = Instant::now();
-        self.tell(Event::Phase(Phase::Compile));
+        self.tell(BuildEvent::Phase(BuildPhase::Compile));
         self.compile().await?;
         let compile = begun.elapsed();
 
         let begun = Instant::now();
-        self.tell(Event::Phase(Phase::Verify));
+        self.tell(BuildEvent::Phase(BuildPhase::Verify));
         let binary = self.work.build().join("bin").join(CMAKE_TARGET);
         self.check_markers(&binary).await?;
         let timeout = self.request.verify_timeout;
         let verified = match trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await
         {
-            Err(error @ Error::Kernel { repacked_alone: true, .. }) => {
-                return Ok(Made::Wrong(Box::new(error)));
+            Err(error @ BuilderError::Kernel { repacked_alone: true, .. }) => {
+                return Ok(BuildOutcome::Wrong(Box::new(error)));
             }
             other => other?,
         };
         let verify = begun.elapsed();
         if self.plan.makes_page() && verified.measured.web_page == Some(false) {
-            self.tell(Event::Note(format!(
+            self.tell(BuildEvent::Note(format!(
                 "the web page was made and `/` is none: {} says what cmake did with it",
                 self.log.path().display()
             )));
         }
 
-        self.tell(Event::Phase(Phase::Install));
-        let timings = Timings {
+        self.tell(BuildEvent::Phase(BuildPhase::Install));
+        let timings = BuildTimings {
             unpack: unpack.as_secs_f64(),
             configure: configure.as_secs_f64(),
             compile: compile.as_secs_f64(),
@@ -107,23 +107,23 @@ impl Making<'_> {
             let size = binary.metadata().map_err(io_error("reading", &binary))?.len();
             let sha256 = file_sha256(&binary, &cancel)?;
             let provenance = Provenance {
-                schema: SCHEMA,
+                schema: PROVENANCE_SCHEMA,
                 id: plan.id.clone(),
                 built_at: clock::now(),
                 fixes: plan.fixes(),
                 plan,
                 drivers,
                 timings,
-                binary: Binary { size, sha256 },
+                binary: BinaryFacts { size, sha256 },
                 verified,
-                host: Host::here(),
+                host: BuildHost::here(),
             };
             let binary = store.install(&binary, &provenance)?;
-            Ok(Built { id: provenance.id.clone(), binary, hit: false, provenance })
+            Ok(StoredBuild { id: provenance.id.clone(), binary, hit: false, provenance })
         };
         let built = self.builder.blocking(install).await?;
-        self.tell(Event::Installed(built.id.clone()));
-        Ok(Made::Built(Box::new(built)))
+        self.tell(BuildEvent::Installed(built.id.clone()));
+        Ok(BuildOutcome::Built(Box::new(built)))
     }
 
     /// Applies the patch sets to the source in the work folder.
@@ -133,7 +133,7 @@ impl Making<'_> {
         }
         let (selection, plan, root) = (self.request.patches.clone(), self.plan.clone(), self.work.source());
         let files = self.builder.blocking(move |_| patching::apply(&selection, &plan, &root)).await?;
-        self.tell(Event::Note(format!("patched: {} in {files} files", self.plan.recipe.patch_set)));
+        self.tell(BuildEvent::Note(format!("patched: {} in {files} files", self.plan.recipe.patch_set)));
         Ok(())
     }
 
@@ -144,11 +144,11 @@ impl Making<'_> {
             let all: Vec<(String, &str)> = plan.patches.iter().flat_map(PlannedSet::markers).collect();
             let markers = all.iter().map(|(what, marker)| (what.as_str(), *marker));
             let missing = binary::missing(&binary, markers, &|| cancel.is_cancelled())?;
-            if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(missing) }
+            if cancel.is_cancelled() { Err(BuilderError::Cancelled) } else { Ok(missing) }
         };
         match self.builder.blocking(look).await? {
             fixes if fixes.is_empty() => Ok(()),
-            fixes => Err(Error::Markers { fixes }),
+            fixes => Err(BuilderError::Markers { fixes }),
         }
     }
 
@@ -162,12 +162,12 @@ impl Making<'_> {
         }
         command.args(&self.plan.recipe.cmake);
         if let Some(launcher) = &self.drivers.launcher {
-            self.tell(Event::Note(format!("compiler cache: {}", launcher.display())));
+            self.tell(BuildEvent::Note(format!("compiler cache: {}", launcher.display())));
             // ggml detects ccache; sccache and the compilers of other parts need these options.
             if launcher.ends_with("sccache") {
                 command.arg(option("CMAKE_C_COMPILER_LAUNCHER", launcher));
                 command.arg(option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
-                if backend == Backend::Cuda {
+                if backend == ComputeBackend::Cuda {
                     command.arg(option("CMAKE_CUDA_COMPILER_LAUNCHER", launcher));
                 }
             }
@@ -180,12 +180,12 @@ impl Making<'_> {
             let (request, memory) = (self.request, (self.builder.memory)());
             machine::jobs(request.jobs, request.needs, self.plan.recipe.backend, memory)
         };
-        self.tell(Event::Note(why));
+        self.tell(BuildEvent::Note(why));
         let mut command = self.command(&self.drivers.ninja.path, &self.work.build());
-        command.arg("-j").arg(jobs.to_string()).arg(CMAKE_TARGET).env("NINJA_STATUS", ninja::STATUS);
+        command.arg("-j").arg(jobs.to_string()).arg(CMAKE_TARGET).env("NINJA_STATUS", ninja::STATUS_FORMAT);
         self.run("compiling", command, |line| {
             let step = ninja::step(line)?;
-            Some(Event::Progress { done: step.done, total: step.total, item: step.item })
+            Some(BuildEvent::Progress { done: step.done, total: step.total, item: step.item })
         })
         .await
     }
@@ -212,7 +212,7 @@ impl Making<'_> {
         &mut self,
         phase: &'static str,
         command: Command,
-        event: impl Fn(&str) -> Option<Event>,
+        event: impl Fn(&str) -> Option<BuildEvent>,
     ) -> Result<()> {
         let shown = format!("{:?}", command.as_std());
         self.log.begin(&shown);
@@ -226,21 +226,21 @@ impl Making<'_> {
         .await;
         self.log.end();
         match ended {
-            Ok(Ended::Exited(status)) if status.success() => Ok(()),
-            Ok(Ended::Exited(status)) => Err(failed(phase, self.log.output(), status, self.log.path())),
-            Ok(Ended::Cancelled) => Err(Error::Cancelled),
+            Ok(ChildExit::Exited(status)) if status.success() => Ok(()),
+            Ok(ChildExit::Exited(status)) => Err(failed(phase, self.log.output(), status, self.log.path())),
+            Ok(ChildExit::Cancelled) => Err(BuilderError::Cancelled),
             Err(error) => {
-                Err(Error::Program { command: shown, doing: phase.to_owned(), why: error.to_string() })
+                Err(BuilderError::Program { command: shown, doing: phase.to_owned(), why: error.to_string() })
             }
         }
     }
 
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn tell(&self, event: BuildEvent) {
         self.builder.reporter.tell(event);
     }
 }
 
-fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> Error {
+fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> BuilderError {
     use std::os::unix::process::ExitStatusExt;
     let by_signal = status.signal() == Some(rustix::process::Signal::KILL.as_raw());
     let killed = by_signal || status.code() == Some(KILLED_STATUS) || failure::was_killed(output);
@@ -249,7 +249,7 @@ fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> 
         text => text,
     };
     let no_room = killed || failure::had_no_room(output);
-    Error::Build { phase, excerpt, log: log.to_owned(), killed, no_room }
+    BuilderError::Build { phase, excerpt, log: log.to_owned(), killed, no_room }
 }
 
 /// Formats `-DNAME=PATH`.

@@ -35,28 +35,28 @@ use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
-use warden_patches::Selection;
+use warden_patches::SetSelection;
 
-use crate::environment::Environment;
-use crate::error::{Error, Result};
-use crate::event::{Event, Reporter};
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result};
+use crate::event::{BuildEvent, EventReporter};
 use crate::git;
 use crate::lock::FileLock;
-use crate::machine::{self, Needs};
-use crate::plan::{AmxKernels, ArchWish, BackendWish, Plan};
+use crate::machine::{self, MachineNeeds};
+use crate::plan::{AmxKernels, ArchChoice, BackendChoice, BuildPlan};
 use crate::sdist;
-use crate::source::Source;
-use crate::store::{BuildId, Provenance, Store};
+use crate::source::BuildSource;
+use crate::store::{BuildId, BuildStore, Provenance};
 use crate::toolchain;
 use crate::weights::WeightsPin;
-use log::Log;
-use making::{Made, Making};
-use planning::LeftOut;
-use work::Work;
+use log::BuildLog;
+use making::{BuildOutcome, RunningBuild};
+use planning::OmittedParts;
+use work::WorkFolder;
 
 /// Folders of the builder. Both belong to us alone and are created when needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dirs {
+pub struct BuilderDirs {
     /// Replaceable files: sources, tools, work folders, logs.
     pub cache: PathBuf,
     /// Persistent files: the store.
@@ -65,21 +65,21 @@ pub struct Dirs {
 
 /// A request for a build.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct BuildRequest {
     /// Location of the source.
-    pub source: Source,
+    pub source: BuildSource,
     /// Compute backend of the binary.
-    pub backend: BackendWish,
+    pub backend: BackendChoice,
     /// Machines that the binary must run on.
-    pub arch: ArchWish,
+    pub arch: ArchChoice,
     /// Patch sets to apply.
-    pub patches: Selection,
+    pub patches: SetSelection,
     /// Additional cmake options, as `NAME=VALUE` or `-DNAME=VALUE`.
     pub options: Vec<String>,
     /// Parallel compilers; `None`: as many as cores and memory allow.
     pub jobs: Option<usize>,
     /// Requirements on the machine.
-    pub needs: Needs,
+    pub needs: MachineNeeds,
     /// Time limit for npm to make the web page; after that, the build continues without a page.
     pub page_timeout: Duration,
     /// Time limit for each start and each answer of the new server.
@@ -88,7 +88,7 @@ pub struct Request {
 
 /// A build that is in the store.
 #[derive(Clone, Debug)]
-pub struct Built {
+pub struct StoredBuild {
     /// The build's id.
     pub id: BuildId,
     /// Path of the llama-server.
@@ -103,14 +103,14 @@ pub struct Built {
 #[derive(Clone, Debug)]
 pub struct Builder {
     /// Folders for cache and store.
-    pub dirs: Dirs,
+    pub dirs: BuilderDirs,
     /// Search path for programs, and environment variables.
-    pub env: Environment,
+    pub env: BuildEnvironment,
     /// Returns the bytes of memory available without swapping; `None` if unknown, and then memory limits
     /// nothing.
     pub memory: fn() -> Option<u64>,
     /// Receiver of progress events.
-    pub reporter: Reporter,
+    pub reporter: EventReporter,
     /// Cancels the running work: before the call returns, all children have ended and all work folders are
     /// removed.
     pub cancel: CancellationToken,
@@ -118,8 +118,8 @@ pub struct Builder {
 
 impl Builder {
     /// The store that receives the builds.
-    pub fn store(&self) -> Store {
-        Store::new(&self.dirs.data)
+    pub fn store(&self) -> BuildStore {
+        BuildStore::new(&self.dirs.data)
     }
 
     /// Returns the pinned llama-cpp-python source archive, from the cache or through pip.
@@ -128,7 +128,7 @@ impl Builder {
     ///
     /// Fails if the archive is not cached and pip cannot fetch it, or if its hash differs from the pinned
     /// one.
-    pub async fn sdist(&self, pin: &sdist::Pin) -> Result<PathBuf> {
+    pub async fn sdist(&self, pin: &sdist::SdistPin) -> Result<PathBuf> {
         self.pip().obtain(pin).await
     }
 
@@ -138,7 +138,7 @@ impl Builder {
     /// # Errors
     ///
     /// Fails if pip cannot name the newest version or cannot fetch it.
-    pub async fn newest_sdist(&self, pinned: &sdist::Pin) -> Result<(String, PathBuf)> {
+    pub async fn newest_sdist(&self, pinned: &sdist::SdistPin) -> Result<(String, PathBuf)> {
         self.pip().newest(pinned).await
     }
 
@@ -165,10 +165,10 @@ impl Builder {
     /// # Errors
     ///
     /// Fails if the commit does not exist, or is not here and cannot be fetched.
-    pub async fn git(&self, request: &git::Request) -> Result<Source> {
-        let git::Obtained { repository, commit } = self.repository(request).await?;
+    pub async fn git(&self, request: &git::CommitRequest) -> Result<BuildSource> {
+        let git::ObtainedCommit { repository, commit } = self.repository(request).await?;
         let (shown, repository) = (repository.shown().to_owned(), repository.path().to_owned());
-        Ok(Source::Commit { repository, shown, commit })
+        Ok(BuildSource::Commit { repository, shown, commit })
     }
 
     /// Returns the repository with a commit, for ranges and single files; fetched if necessary.
@@ -176,7 +176,7 @@ impl Builder {
     /// # Errors
     ///
     /// Fails if the commit does not exist, or is not here and cannot be fetched.
-    pub async fn repository(&self, request: &git::Request) -> Result<git::Obtained> {
+    pub async fn repository(&self, request: &git::CommitRequest) -> Result<git::ObtainedCommit> {
         git::obtain(request, &self.dirs.cache, &self.reporter, &self.cancel).await
     }
 
@@ -186,25 +186,26 @@ impl Builder {
     ///
     /// Fails if the plan cannot be made (see [`Self::plan`]), a program of the build fails, the result does
     /// not pass its checks, the disk is full, or the caller cancelled. The store stays unchanged then.
-    pub async fn build(&self, request: &Request) -> Result<Built> {
-        let mut without = LeftOut::default();
+    pub async fn build(&self, request: &BuildRequest) -> Result<StoredBuild> {
+        let mut without = OmittedParts::default();
         loop {
             let plan = self.plan_without(request, without.clone()).await?;
             let (compilers, source) = (plan.compilers.clone(), plan.source.identity.clone());
             let has_amx = plan.amx == Some(AmxKernels::Compiled);
             match self.made(request, plan).await? {
-                Made::Wrong(error) if has_amx => {
+                BuildOutcome::Wrong(error) if has_amx => {
                     let text = error.to_string();
                     let why =
                         format!("a build with them failed: {}", text.lines().next().unwrap_or_default());
-                    self.reporter.tell(Event::Note(format!("{why}; the build is made again without AMX")));
+                    self.reporter
+                        .tell(BuildEvent::Note(format!("{why}; the build is made again without AMX")));
                     amx::remember(&self.dirs.cache, &compilers, &source, &why)?;
                     without.amx = Some(why);
                 }
-                Made::Wrong(error) => return Err(*error),
-                Made::Built(built) => return Ok(*built),
-                Made::NoPage(why) => {
-                    self.reporter.tell(Event::Note(format!(
+                BuildOutcome::Wrong(error) => return Err(*error),
+                BuildOutcome::Built(built) => return Ok(*built),
+                BuildOutcome::NoPage(why) => {
+                    self.reporter.tell(BuildEvent::Note(format!(
                         "the web page cannot be made, and the build goes on without it: {why}; the next build tries again"
                     )));
                     without.page = Some(why);
@@ -214,10 +215,10 @@ impl Builder {
     }
 
     /// Executes a plan, or finds its build in the store.
-    async fn made(&self, request: &Request, plan: Plan) -> Result<Made> {
-        self.reporter.tell(Event::Planned(Box::new(plan.clone())));
+    async fn made(&self, request: &BuildRequest, plan: BuildPlan) -> Result<BuildOutcome> {
+        self.reporter.tell(BuildEvent::Planned(Box::new(plan.clone())));
         if let Some(hit) = self.hit(&plan.id) {
-            return Ok(Made::Built(Box::new(hit)));
+            return Ok(BuildOutcome::Built(Box::new(hit)));
         }
         let folders = [self.dirs.cache.as_path(), &self.dirs.data];
         machine::check(request.needs, plan.recipe.backend, (self.memory)(), &folders)?;
@@ -230,26 +231,26 @@ impl Builder {
         )
         .await?;
         let lock = work::lock_path(&self.dirs.cache, plan.id.as_str());
-        let waiting = || self.reporter.tell(Event::Waiting(plan.id.clone()));
+        let waiting = || self.reporter.tell(BuildEvent::Waiting(plan.id.clone()));
         let _lock = FileLock::take(&lock, &self.cancel, waiting).await?;
         // The previous holder of the lock may have made the same build.
         if let Some(hit) = self.hit(&plan.id) {
-            return Ok(Made::Built(Box::new(hit)));
+            return Ok(BuildOutcome::Built(Box::new(hit)));
         }
         work::sweep(&self.dirs.cache);
-        let work = Work::create(&self.dirs.cache, &plan.id)?;
-        let log = Log::create(self.dirs.cache.join("logs").join(format!("{}.log", plan.id)))?;
-        self.reporter.tell(Event::Log(log.path().to_owned()));
-        Making { builder: self, request, plan, drivers, work, log }.make().await
+        let work = WorkFolder::create(&self.dirs.cache, &plan.id)?;
+        let log = BuildLog::create(self.dirs.cache.join("logs").join(format!("{}.log", plan.id)))?;
+        self.reporter.tell(BuildEvent::Log(log.path().to_owned()));
+        RunningBuild { builder: self, request, plan, drivers, work, log }.make().await
     }
 
-    fn hit(&self, id: &BuildId) -> Option<Built> {
+    fn hit(&self, id: &BuildId) -> Option<StoredBuild> {
         let store = self.store();
         // A damaged build is no hit: the new build replaces it.
         let provenance = store.show(id).ok()?;
         let binary = store.binary(id).ok()?;
-        self.reporter.tell(Event::Hit(id.clone()));
-        Some(Built { id: id.clone(), binary, hit: true, provenance })
+        self.reporter.tell(BuildEvent::Hit(id.clone()));
+        Some(StoredBuild { id: id.clone(), binary, hit: true, provenance })
     }
 
     /// Runs blocking work on another thread. Its token is cancelled together with the builder, and when the
@@ -262,7 +263,7 @@ impl Builder {
         let token = self.cancel.child_token();
         let _guard = token.clone().drop_guard();
         // Joining fails only when the runtime shuts down.
-        spawn_blocking(move || work(token)).await.unwrap_or(Err(Error::Cancelled))
+        spawn_blocking(move || work(token)).await.unwrap_or(Err(BuilderError::Cancelled))
     }
 }
 

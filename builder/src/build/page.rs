@@ -12,13 +12,13 @@ use std::path::Path;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::making::Making;
-use crate::error::{Error, Result, io_error};
-use crate::event::{Event, Phase};
-use crate::process::{Ended, run};
+use super::making::RunningBuild;
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::{BuildEvent, BuildPhase};
+use crate::process::{ChildExit, run};
 
 /// Where cmake looks for a finished page.
-const PAGE: &str = "dist/index.html";
+const PAGE_PATH: &str = "dist/index.html";
 /// Characters of npm's output that a note quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
@@ -35,7 +35,7 @@ const EMPTY_PAGE_HEADER: &str = "// llama-warden: stands in for what is missing 
     inline const std::array<llama_ui_asset, 0> & llama_ui_get_assets() {\n    \
     static const std::array<llama_ui_asset, 0> none{};\n    return none;\n}\n";
 
-impl Making<'_> {
+impl RunningBuild<'_> {
     /// Creates the files that a build without a page needs and the source lacks, if the plan demands it.
     pub(super) fn stand_in(&self) -> Result<()> {
         if !self.plan.extras.stand_in {
@@ -52,7 +52,7 @@ impl Making<'_> {
 
     /// Makes the page with npm. The inner error is the reason why there is no page.
     pub(super) async fn page(&mut self) -> Result<std::result::Result<(), String>> {
-        self.tell(Event::Phase(Phase::Page));
+        self.tell(BuildEvent::Phase(BuildPhase::Page));
         let Some(npm) = self.builder.env.find("npm") else {
             return Ok(Err("npm is not here any more".into()));
         };
@@ -62,8 +62,8 @@ impl Making<'_> {
                 return Ok(Err(format!("`npm {}` {why}", arguments.join(" "))));
             }
         }
-        let made = self.work.source().join("tools/ui").join(PAGE).is_file();
-        Ok(if made { Ok(()) } else { Err(format!("npm ended well and left no {PAGE}")) })
+        let made = self.work.source().join("tools/ui").join(PAGE_PATH).is_file();
+        Ok(if made { Ok(()) } else { Err(format!("npm ended well and left no {PAGE_PATH}")) })
     }
 
     async fn npm(
@@ -115,16 +115,16 @@ impl Making<'_> {
         };
         self.log.end();
         if self.builder.cancel.is_cancelled() {
-            return Err(Error::Cancelled);
+            return Err(BuilderError::Cancelled);
         }
         let said = last.chars().take(MAX_QUOTED_CHARS).collect::<String>();
         Ok(match ended {
-            Ok(Ended::Exited(status)) if status.success() => Ok(()),
+            Ok(ChildExit::Exited(status)) if status.success() => Ok(()),
             _ if late => {
                 Err(format!("was not done within {:?} (build.page_timeout)", self.request.page_timeout))
             }
-            Ok(Ended::Exited(status)) => Err(format!("ended with {status}: {said}")),
-            Ok(Ended::Cancelled) => return Err(Error::Cancelled),
+            Ok(ChildExit::Exited(status)) => Err(format!("ended with {status}: {said}")),
+            Ok(ChildExit::Cancelled) => return Err(BuilderError::Cancelled),
             Err(error) => Err(format!("cannot be run: {error}")),
         })
     }

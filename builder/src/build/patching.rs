@@ -6,34 +6,34 @@
 use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
-use warden_patches::apply::Target;
-use warden_patches::{Planned, PlannedSet, Selection};
+use warden_patches::apply::PatchTarget;
+use warden_patches::{PlannedSeries, PlannedSet, SetSelection};
 
-use crate::error::{Error, Result};
-use crate::plan::{Backend, Offers, Plan};
-use crate::source::{Found, Remembered, Source};
+use crate::error::{BuilderError, Result};
+use crate::plan::{BuildPlan, ComputeBackend, SourceFeatures};
+use crate::source::{BuildSource, CachedTree, ExaminedSource};
 
 /// Judges the selected sets against a source, and collects what the source offers. Blocks.
 pub(super) fn judge(
-    selection: &Selection,
-    backend: Backend,
-    source: &Source,
-    found: &Found,
+    selection: &SetSelection,
+    backend: ComputeBackend,
+    source: &BuildSource,
+    found: &ExaminedSource,
     cache: &Path,
     cancel: &CancellationToken,
-) -> Result<(Vec<PlannedSet>, Offers)> {
-    let tree = Remembered::new(source, found, cache, cancel);
-    let planned = Planned::judge(selection, backend.name(), &tree)?.sets;
-    Ok((planned, Offers::of(&tree, &found.server)?))
+) -> Result<(Vec<PlannedSet>, SourceFeatures)> {
+    let tree = CachedTree::new(source, found, cache, cancel);
+    let planned = PlannedSeries::judge(selection, backend.name(), &tree)?.sets;
+    Ok((planned, SourceFeatures::of(&tree, &found.server)?))
 }
 
 /// Applies the plan's sets to the tree at `root`, as `patches apply` does: all of them, or none and an
 /// error. Blocks.
-pub(super) fn apply(selection: &Selection, plan: &Plan, root: &Path) -> Result<usize> {
-    let mut target = Target::open(root, plan.source.revision.clone())?;
-    let planned = Planned::judge(selection, plan.recipe.backend.name(), &target.original()?)?;
+pub(super) fn apply(selection: &SetSelection, plan: &BuildPlan, root: &Path) -> Result<usize> {
+    let mut target = PatchTarget::open(root, plan.source.revision.clone())?;
+    let planned = PlannedSeries::judge(selection, plan.recipe.backend.name(), &target.original()?)?;
     if planned.sets != plan.patches {
-        return Err(Error::SourceChanged { path: plan.source.given.clone() });
+        return Err(BuilderError::SourceChanged { path: plan.source.given.clone() });
     }
     target.apply(&planned.series)?;
     Ok(planned.series.edits.0.len())

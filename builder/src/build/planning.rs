@@ -2,11 +2,13 @@
 
 use warden_patches::PlannedSet;
 
-use super::{Builder, Request, amx, patching};
+use super::{BuildRequest, Builder, amx, patching};
 use crate::error::Result;
-use crate::event::Event;
-use crate::plan::{AmxKernels, Backend, Fetches, Offers, Plan, PlanInputs, Tools};
-use crate::source::{Found, Source};
+use crate::event::BuildEvent;
+use crate::plan::{
+    AmxKernels, BuildPlan, ComputeBackend, DownloadLibrary, ExtraTools, PlanInputs, SourceFeatures,
+};
+use crate::source::{BuildSource, ExaminedSource};
 use crate::toolchain;
 
 /// The reason for no page on machines without npm.
@@ -15,7 +17,7 @@ const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of 
 
 /// Parts of the source that a plan leaves out, each with its reason.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LeftOut {
+pub(super) struct OmittedParts {
     /// The web page.
     pub(super) page: Option<String>,
     /// The kernels for AMX.
@@ -29,18 +31,22 @@ impl Builder {
     ///
     /// Fails if the source has no llama.cpp, a tool is missing or too old, a patch set is refused, or the
     /// request contradicts itself.
-    pub async fn plan(&self, request: &Request) -> Result<Plan> {
-        self.plan_without(request, LeftOut::default()).await
+    pub async fn plan(&self, request: &BuildRequest) -> Result<BuildPlan> {
+        self.plan_without(request, OmittedParts::default()).await
     }
 
     /// Like [`Self::plan`], without the parts that failed or could not be made.
-    pub(super) async fn plan_without(&self, request: &Request, without: LeftOut) -> Result<Plan> {
-        let LeftOut { page, amx } = without;
+    pub(super) async fn plan_without(
+        &self,
+        request: &BuildRequest,
+        without: OmittedParts,
+    ) -> Result<BuildPlan> {
+        let OmittedParts { page, amx } = without;
         let compilers = toolchain::compilers(&self.env, request.arch.cpu, &self.cancel);
         let chosen = toolchain::choose(&self.env, request.backend, &request.arch, &self.cancel);
         let (chosen, compilers, found) = tokio::try_join!(chosen, compilers, self.examine(&request.source))?;
         if !chosen.why.is_empty() {
-            self.reporter.tell(Event::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
+            self.reporter.tell(BuildEvent::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
         }
         let amx = match amx {
             Some(why) => Some(AmxKernels::LeftOut(why)),
@@ -55,31 +61,31 @@ impl Builder {
             Ok(npm.ok_or_else(|| NO_NPM.to_owned()))
         };
         let openssl = async {
-            if offers.fetches == Fetches::OpenSsl {
+            if offers.fetches == DownloadLibrary::OpenSsl {
                 toolchain::openssl(&self.env, &compilers, &self.cancel).await
             } else {
                 Ok(None)
             }
         };
         let curl = async {
-            if offers.fetches == Fetches::Curl {
+            if offers.fetches == DownloadLibrary::Curl {
                 toolchain::curl(&self.env, &compilers, &self.cancel).await
             } else {
                 Ok(None)
             }
         };
         let (npm, openssl, curl) = tokio::try_join!(npm, openssl, curl)?;
-        let tools = Tools { npm, openssl, curl };
+        let tools = ExtraTools { npm, openssl, curl };
         let searched = self.env.searched.iter();
         let searched =
             searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
         let arch = request.arch.cpu;
         let ingredients =
             PlanInputs { source: found, compilers, chosen, arch, patches, searched, offers, tools, amx };
-        Plan::new(ingredients, &request.options)
+        BuildPlan::new(ingredients, &request.options)
     }
 
-    async fn examine(&self, source: &Source) -> Result<Found> {
+    async fn examine(&self, source: &BuildSource) -> Result<ExaminedSource> {
         let (source, cache) = (source.clone(), self.dirs.cache.clone());
         self.blocking(move |cancel| source.examine(&cache, &cancel)).await
     }
@@ -87,10 +93,10 @@ impl Builder {
     /// Determines from the source's files which sets fit and what the source offers.
     async fn judge(
         &self,
-        request: &Request,
-        backend: Backend,
-        found: &Found,
-    ) -> Result<(Vec<PlannedSet>, Offers)> {
+        request: &BuildRequest,
+        backend: ComputeBackend,
+        found: &ExaminedSource,
+    ) -> Result<(Vec<PlannedSet>, SourceFeatures)> {
         let (selection, source) = (request.patches.clone(), request.source.clone());
         let (found, cache) = (found.clone(), self.dirs.cache.clone());
         self.blocking(move |cancel| patching::judge(&selection, backend, &source, &found, &cache, &cancel))

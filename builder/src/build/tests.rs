@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::plan::{Arch, Backend};
+use crate::plan::{ComputeBackend, CpuTarget};
 
 mod amx;
 mod gpu;
@@ -17,12 +17,12 @@ mod patched;
 struct Rig {
     folder: tempfile::TempDir,
     builder: Builder,
-    request: Request,
+    request: BuildRequest,
 }
 
 impl Rig {
     /// Installs a build of this plan into the store.
-    fn install(&self, plan: Plan) {
+    fn install(&self, plan: BuildPlan) {
         let binary = self.folder.path().join("binary");
         fs::write(&binary, "12345").unwrap();
         let provenance = Provenance {
@@ -54,24 +54,24 @@ impl Rig {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
         let builder = Builder {
-            dirs: Dirs { cache: root.join("cache"), data: root.join("data") },
+            dirs: BuilderDirs { cache: root.join("cache"), data: root.join("data") },
             // Programs that the scripts need.
-            env: Environment {
+            env: BuildEnvironment {
                 path: format!("{}:/usr/bin:/bin", root.join("bin").display()).into(),
-                ..Environment::default()
+                ..BuildEnvironment::default()
             },
             memory: || None,
-            reporter: Reporter::silent(),
+            reporter: EventReporter::silent(),
             cancel: CancellationToken::new(),
         };
-        let request = Request {
-            source: Source::at(&root.join("source")).unwrap(),
-            backend: Backend::Cpu.into(),
-            arch: Arch::Portable.into(),
-            patches: Selection::default(),
+        let request = BuildRequest {
+            source: BuildSource::at(&root.join("source")).unwrap(),
+            backend: ComputeBackend::Cpu.into(),
+            arch: CpuTarget::Portable.into(),
+            patches: SetSelection::default(),
             options: Vec::new(),
             jobs: Some(1),
-            needs: Needs { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
+            needs: MachineNeeds { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
             page_timeout: Duration::from_secs(600),
             verify_timeout: Duration::from_secs(60),
         };
@@ -101,10 +101,11 @@ fn ninja(script: &str) -> String {
 async fn the_first_compiler_error_is_told_with_the_path_of_the_log() {
     let script = ninja("echo '[1/2] Building a.o'; echo 'a.c:1:2: error: no'; echo after; exit 1");
     let mut rig = Rig::new(&[("ninja", &script)]);
-    let (reporter, mut events) = Reporter::channel();
+    let (reporter, mut events) = EventReporter::channel();
     rig.builder.reporter = reporter;
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    let Error::Build { phase: "compiling", excerpt, log, killed: false, no_room: false } = &error else {
+    let BuilderError::Build { phase: "compiling", excerpt, log, killed: false, no_room: false } = &error
+    else {
         unreachable!("{error}");
     };
     assert_eq!(excerpt, "a.c:1:2: error: no\nafter");
@@ -112,7 +113,7 @@ async fn the_first_compiler_error_is_told_with_the_path_of_the_log() {
     rig.nothing_is_left();
     let mut progress = Vec::new();
     while let Ok(event) = events.try_recv() {
-        if let Event::Progress { done, total, item } = event {
+        if let BuildEvent::Progress { done, total, item } = event {
             progress.push((done, total, item));
         }
     }
@@ -142,7 +143,7 @@ async fn a_binary_that_does_not_serve_never_reaches_the_store() {
     );
     let rig = Rig::new(&[("ninja", &script)]);
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(error, Error::Verify { check: "health", .. }), "{error}");
+    assert!(matches!(error, BuilderError::Verify { check: "health", .. }), "{error}");
     rig.nothing_is_left();
 }
 
@@ -162,7 +163,7 @@ async fn a_cancelled_compilation_leaves_no_process_and_no_file() {
         rig.builder.cancel.cancel();
         fs::read_to_string(&mark).unwrap().trim().to_owned()
     });
-    assert!(matches!(outcome.unwrap_err(), Error::Cancelled));
+    assert!(matches!(outcome.unwrap_err(), BuilderError::Cancelled));
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     assert!(stat.map_or(true, |stat| stat.contains(") Z ")), "the compiler still runs");
     rig.nothing_is_left();
@@ -172,7 +173,7 @@ async fn a_cancelled_compilation_leaves_no_process_and_no_file() {
 async fn too_little_disk_is_told_before_anything_is_written() {
     let mut rig = Rig::new(&[]);
     rig.request.needs.disk = u64::MAX;
-    assert!(matches!(rig.builder.build(&rig.request).await, Err(Error::Disk { .. })));
+    assert!(matches!(rig.builder.build(&rig.request).await, Err(BuilderError::Disk { .. })));
     assert!(!rig.folder.path().join("cache").exists() && !rig.folder.path().join("data").exists());
 }
 
@@ -190,19 +191,19 @@ async fn a_build_in_the_store_is_a_hit_and_nothing_runs() {
 #[tokio::test]
 async fn two_builds_of_one_plan_do_not_work_at_the_same_time() {
     let mut rig = Rig::new(&[("ninja", &ninja("exit 1"))]);
-    let (reporter, mut events) = Reporter::channel();
+    let (reporter, mut events) = EventReporter::channel();
     rig.builder.reporter = reporter;
     let plan = rig.builder.plan(&rig.request).await.unwrap();
     let lock =
         FileLock::try_take(&work::lock_path(&rig.builder.dirs.cache, plan.id.as_str())).unwrap().unwrap();
     let (outcome, ()) = tokio::join!(rig.builder.build(&rig.request), async {
         while let Some(event) = events.recv().await {
-            if matches!(event, Event::Waiting(_)) {
+            if matches!(event, BuildEvent::Waiting(_)) {
                 break;
             }
         }
         assert_eq!(rig.work(), 0);
         drop(lock);
     });
-    assert!(matches!(outcome, Err(Error::Build { .. })));
+    assert!(matches!(outcome, Err(BuilderError::Build { .. })));
 }

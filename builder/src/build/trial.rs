@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::Builder;
-use crate::error::{Error, Result, io_error};
-use crate::event::Event;
-use crate::plan::{Backend, Plan};
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::BuildEvent;
+use crate::plan::{BuildPlan, ComputeBackend};
 use crate::toolchain::{cuda_architectures, driver_stub, hip_architectures};
-use crate::verify::{Trial, Verified, try_out};
+use crate::verify::{TrialSettings, VerifyResults, try_out};
 
 /// The driver's library; every CUDA build links to it.
 const CUDA_DRIVER_LIBRARY: &str = "libcuda.so.1";
@@ -27,29 +27,34 @@ const CUDA_DRIVER_LIBRARY: &str = "libcuda.so.1";
 /// Verifies the binary of a plan. `folder` receives temporary files.
 pub(super) async fn prove(
     builder: &Builder,
-    plan: &Plan,
+    plan: &BuildPlan,
     binary: &Path,
     timeout: std::time::Duration,
     folder: &Path,
-) -> Result<Verified> {
+) -> Result<VerifyResults> {
     let backend = plan.recipe.backend;
-    let mut trial =
-        Trial { timeout, gpu: backend.has_gpu(), hide: false, libraries: None, variables: Vec::new() };
+    let mut trial = TrialSettings {
+        timeout,
+        gpu: backend.has_gpu(),
+        hide: false,
+        libraries: None,
+        variables: Vec::new(),
+    };
     let built = &plan.recipe.gpu;
     let here = gpu_architectures(builder, plan).await?;
     if let Some(other) = here.iter().find(|here| !built.iter().any(|built| runs(backend, built, here))) {
         trial.hide = true;
         let list = if built.is_empty() { "upstream's list".to_owned() } else { built.join(", ") };
-        builder.reporter.tell(Event::Note(format!(
+        builder.reporter.tell(BuildEvent::Note(format!(
             "verified on the CPU: the build is for {list}, which need not run on this machine's GPU ({other})"
         )));
     }
     let first = try_out(binary, &trial, &builder.reporter, &builder.cancel).await;
-    let Err(Error::Verify { why, .. }) = &first else { return first };
+    let Err(BuilderError::Verify { why, .. }) = &first else { return first };
     let stub = plan.toolkit.as_ref().and_then(|toolkit| driver_stub(&toolkit.home));
     match stub {
-        Some(stub) if backend == Backend::Cuda && why.contains(CUDA_DRIVER_LIBRARY) => {
-            builder.reporter.tell(Event::Note(format!(
+        Some(stub) if backend == ComputeBackend::Cuda && why.contains(CUDA_DRIVER_LIBRARY) => {
+            builder.reporter.tell(BuildEvent::Note(format!(
                 "this machine has no NVIDIA driver ({CUDA_DRIVER_LIBRARY}): verified on the CPU, with the toolkit's stand-in for it"
             )));
             trial.libraries = Some(stand_in(&stub, folder)?);
@@ -69,20 +74,20 @@ fn stand_in(stub: &Path, folder: &Path) -> Result<PathBuf> {
 }
 
 /// Architectures of this machine's GPUs, for backends that compile for them ahead of time.
-async fn gpu_architectures(builder: &Builder, plan: &Plan) -> Result<Vec<String>> {
+async fn gpu_architectures(builder: &Builder, plan: &BuildPlan) -> Result<Vec<String>> {
     let Some(toolkit) = &plan.toolkit else { return Ok(Vec::new()) };
     let cancel: &CancellationToken = &builder.cancel;
     match plan.recipe.backend {
-        Backend::Cuda => cuda_architectures(&builder.env, &toolkit.tool.path, cancel).await,
-        Backend::Hip => hip_architectures(&builder.env, &toolkit.home, cancel).await,
-        Backend::Cpu | Backend::Vulkan | Backend::Metal => Ok(Vec::new()),
+        ComputeBackend::Cuda => cuda_architectures(&builder.env, &toolkit.tool.path, cancel).await,
+        ComputeBackend::Hip => hip_architectures(&builder.env, &toolkit.home, cancel).await,
+        ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal => Ok(Vec::new()),
     }
 }
 
 /// Returns true if code built for one architecture runs on another without a new compilation, which would
 /// take longer than the time limit of an answer.
-fn runs(backend: Backend, built: &str, here: &str) -> bool {
-    if backend == Backend::Hip {
+fn runs(backend: ComputeBackend, built: &str, here: &str) -> bool {
+    if backend == ComputeBackend::Hip {
         return built.split(':').next() == here.split(':').next();
     }
     if built.starts_with("all") {
@@ -114,8 +119,11 @@ mod tests {
             ("90-virtual", "90", false),
             ("all-major", "75", true),
         ] {
-            assert_eq!(runs(Backend::Cuda, built, here), expected, "{built} on {here}");
+            assert_eq!(runs(ComputeBackend::Cuda, built, here), expected, "{built} on {here}");
         }
-        assert!(runs(Backend::Hip, "gfx90a:xnack-", "gfx90a") && !runs(Backend::Hip, "gfx1100", "gfx1201"));
+        assert!(
+            runs(ComputeBackend::Hip, "gfx90a:xnack-", "gfx90a")
+                && !runs(ComputeBackend::Hip, "gfx1100", "gfx1201")
+        );
     }
 }

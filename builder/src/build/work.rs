@@ -18,11 +18,11 @@ const REMOVE_ATTEMPTS: usize = 5;
 
 /// A work folder. Dropping it removes it.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct WorkFolder {
     folder: PathBuf,
 }
 
-impl Work {
+impl WorkFolder {
     /// Creates an empty work folder. The caller holds the build's lock.
     pub(super) fn create(cache: &Path, id: &BuildId) -> Result<Self> {
         let folder = cache.join("work").join(id.as_str());
@@ -49,7 +49,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for WorkFolder {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.folder) {
             tracing::warn!(folder = %self.folder.display(), %error, "a work folder could not be removed");
@@ -100,7 +100,7 @@ mod tests {
         let old = cache.path().join("work/0123456789abcdef/src/old");
         owned::create(&cache.path().join("work/0123456789abcdef")).unwrap();
         fs::create_dir_all(&old).unwrap();
-        let work = Work::create(cache.path(), &id).unwrap();
+        let work = WorkFolder::create(cache.path(), &id).unwrap();
         assert!(work.build().is_dir() && !old.exists());
         drop(work);
         assert_eq!(fs::read_dir(cache.path().join("work")).unwrap().count(), 0);
@@ -129,7 +129,7 @@ mod tests {
         }
         sweep(cache.path());
         let id: BuildId = "0123456789abcdef".parse().unwrap();
-        let error = Work::create(cache.path(), &id).unwrap_err().to_string();
+        let error = WorkFolder::create(cache.path(), &id).unwrap_err().to_string();
         assert!(error.contains("did not make it"), "{error}");
         assert!(theirs.iter().all(|folder| folder.join("keep").exists()));
     }

@@ -10,8 +10,8 @@ mod read;
 mod weight_kind;
 mod write;
 
-pub use read::{Facts, GgufError, Tensor, read};
+pub use read::{GgufError, GgufFacts, TensorInfo, read};
 pub use weight_kind::WeightKind;
 #[cfg(test)]
 pub(crate) use write::ALIGNMENT;
-pub(crate) use write::{Fill, Gguf, Value, write_numbers};
+pub(crate) use write::{FillFn, GgufWriter, MetadataValue, write_numbers};

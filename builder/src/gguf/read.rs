@@ -58,7 +58,7 @@ pub enum GgufError {
 
 /// Description of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
+pub struct TensorInfo {
     /// Name, such as `blk.0.attn_q.weight`.
     pub name: String,
     /// Dimensions, the innermost first.
@@ -69,7 +69,7 @@ pub struct Tensor {
 
 /// Metadata and tensors of a model file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct GgufFacts {
     /// Text values by key, without long ones.
     pub texts: BTreeMap<String, String>,
     /// Numbers and booleans (0 and 1) by key; an array has several values.
@@ -77,12 +77,12 @@ pub struct Facts {
     /// Length of each array by key, including the vocabulary.
     pub lengths: BTreeMap<String, u64>,
     /// All tensors, from all files of a split model.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<TensorInfo>,
     /// Total bytes of all files of the model.
     pub file_bytes: u64,
 }
 
-impl Facts {
+impl GgufFacts {
     /// The architecture, such as `llama`; empty if the file has none.
     pub fn architecture(&self) -> &str {
         self.texts.get("general.architecture").map_or("", String::as_str)
@@ -99,7 +99,7 @@ impl Facts {
 ///
 /// # Errors
 /// Fails if the file or one of its siblings cannot be read, is no GGUF file, or is damaged.
-pub fn read(path: &Path) -> Result<Facts, GgufError> {
+pub fn read(path: &Path) -> Result<GgufFacts, GgufError> {
     let mut facts = read_one(path)?;
     let parts = facts.numbers.get("split.count").and_then(|count| count.first()).copied().unwrap_or(0.0);
     if parts < 2.0 {
@@ -140,7 +140,7 @@ fn whole(number: f64) -> Option<u64> {
     ((0.0..9e15).contains(&number) && number.fract() == 0.0).then_some(number as u64)
 }
 
-fn read_one(path: &Path) -> Result<Facts, GgufError> {
+fn read_one(path: &Path) -> Result<GgufFacts, GgufError> {
     let io = |source: io::Error| match source.kind() {
         io::ErrorKind::UnexpectedEof => {
             GgufError::Damaged { path: path.to_owned(), why: "it ends within its own description".to_owned() }
@@ -154,30 +154,30 @@ fn read_one(path: &Path) -> Result<Facts, GgufError> {
     if !facts.is_file() {
         return Err(GgufError::NotGguf { path: path.to_owned(), why: "it is no file" });
     }
-    let mut head = Head { inner: BufReader::new(file), at: 0, size: facts.len(), kept: 0 };
+    let mut head = HeadReader { inner: BufReader::new(file), at: 0, size: facts.len(), kept: 0 };
     parse_file(&mut head).map_err(|fault| match fault {
-        Fault::Io(source) => io(source),
-        Fault::Other(why) => GgufError::NotGguf { path: path.to_owned(), why },
-        Fault::Odd(why) => GgufError::Damaged { path: path.to_owned(), why },
+        ParseFault::Io(source) => io(source),
+        ParseFault::Other(why) => GgufError::NotGguf { path: path.to_owned(), why },
+        ParseFault::Odd(why) => GgufError::Damaged { path: path.to_owned(), why },
     })
 }
 
 /// Errors while parsing, without the path.
-enum Fault {
+enum ParseFault {
     Io(io::Error),
     /// The file has another format.
     Other(&'static str),
     Odd(String),
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for ParseFault {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
 /// Reader of a file's metadata section.
-struct Head {
+struct HeadReader {
     inner: BufReader<File>,
     at: u64,
     /// Bytes of the whole file.
@@ -186,31 +186,34 @@ struct Head {
     kept: u64,
 }
 
-impl Head {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+impl HeadReader {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], ParseFault> {
         let mut bytes = [0; N];
         self.inner.read_exact(&mut bytes)?;
         self.moved(N as u64)?;
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, Fault> {
+    fn u32(&mut self) -> Result<u32, ParseFault> {
         Ok(u32::from_le_bytes(self.bytes()?))
     }
 
-    fn u64(&mut self) -> Result<u64, Fault> {
+    fn u64(&mut self) -> Result<u64, ParseFault> {
         Ok(u64::from_le_bytes(self.bytes()?))
     }
 
-    fn moved(&mut self, by: u64) -> Result<(), Fault> {
+    fn moved(&mut self, by: u64) -> Result<(), ParseFault> {
         self.at = self.at.saturating_add(by);
         if self.at > MAX_HEAD_BYTES {
-            return Err(Fault::Odd(format!("its description is larger than {} MiB", MAX_HEAD_BYTES >> 20)));
+            return Err(ParseFault::Odd(format!(
+                "its description is larger than {} MiB",
+                MAX_HEAD_BYTES >> 20
+            )));
         }
         Ok(())
     }
 
-    fn skip(&mut self, bytes: u64) -> Result<(), Fault> {
+    fn skip(&mut self, bytes: u64) -> Result<(), ParseFault> {
         if bytes > self.size.saturating_sub(self.at) {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
@@ -220,7 +223,7 @@ impl Head {
     }
 
     /// Reads a text; returns an empty one if it is too long.
-    fn text(&mut self) -> Result<String, Fault> {
+    fn text(&mut self) -> Result<String, ParseFault> {
         let length = self.u64()?;
         if length > MAX_TEXT_BYTES {
             self.skip(length)?;
@@ -228,7 +231,10 @@ impl Head {
         }
         self.kept += length;
         if self.kept > MAX_KEPT_TEXT_BYTES {
-            return Err(Fault::Odd(format!("its names are longer than {} MiB", MAX_KEPT_TEXT_BYTES >> 20)));
+            return Err(ParseFault::Odd(format!(
+                "its names are longer than {} MiB",
+                MAX_KEPT_TEXT_BYTES >> 20
+            )));
         }
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
         self.inner.read_exact(&mut bytes)?;
@@ -236,10 +242,10 @@ impl Head {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn count(&mut self, of: &str) -> Result<u64, Fault> {
+    fn count(&mut self, of: &str) -> Result<u64, ParseFault> {
         let count = self.u64()?;
         if count > MAX_ENTRY_COUNT {
-            return Err(Fault::Odd(format!("it says that it has {count} {of}")));
+            return Err(ParseFault::Odd(format!("it says that it has {count} {of}")));
         }
         Ok(count)
     }
@@ -261,7 +267,7 @@ const fn width(kind: u32) -> Option<u64> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes of models are far below 2^53")]
-fn number(head: &mut Head, kind: u32) -> Result<f64, Fault> {
+fn number(head: &mut HeadReader, kind: u32) -> Result<f64, ParseFault> {
     Ok(match kind {
         0 => f64::from(u8::from_le_bytes(head.bytes()?)),
         1 => f64::from(i8::from_le_bytes(head.bytes()?)),
@@ -274,28 +280,28 @@ fn number(head: &mut Head, kind: u32) -> Result<f64, Fault> {
         10 => head.u64()? as f64,
         11 => i64::from_le_bytes(head.bytes()?) as f64,
         12 => f64::from_le_bytes(head.bytes()?),
-        _ => return Err(Fault::Odd(format!("it has a value of type {kind}"))),
+        _ => return Err(ParseFault::Odd(format!("it has a value of type {kind}"))),
     })
 }
 
-fn parse_file(head: &mut Head) -> Result<Facts, Fault> {
+fn parse_file(head: &mut HeadReader) -> Result<GgufFacts, ParseFault> {
     match head.bytes::<4>() {
         Ok(magic) if magic == *b"GGUF" => {}
-        Ok(_) => return Err(Fault::Other("it does not begin like one")),
-        Err(Fault::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(Fault::Other("it is empty, or nearly so"));
+        Ok(_) => return Err(ParseFault::Other("it does not begin like one")),
+        Err(ParseFault::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(ParseFault::Other("it is empty, or nearly so"));
         }
         Err(fault) => return Err(fault),
     }
     match head.u32()? {
         2 | 3 => {}
-        1 => return Err(Fault::Other("it is of version 1, which llama.cpp does not read any more")),
-        version if version.swap_bytes() <= 3 => return Err(Fault::Other("it is big-endian")),
-        _ => return Err(Fault::Other("its version is not known")),
+        1 => return Err(ParseFault::Other("it is of version 1, which llama.cpp does not read any more")),
+        version if version.swap_bytes() <= 3 => return Err(ParseFault::Other("it is big-endian")),
+        _ => return Err(ParseFault::Other("its version is not known")),
     }
     let tensors = head.count("tensors")?;
     let entries = head.count("entries")?;
-    let mut facts = Facts { file_bytes: head.size, ..Facts::default() };
+    let mut facts = GgufFacts { file_bytes: head.size, ..GgufFacts::default() };
     for _ in 0..entries {
         read_entry(head, &mut facts)?;
     }
@@ -304,12 +310,12 @@ fn parse_file(head: &mut Head) -> Result<Facts, Fault> {
         let name = head.text()?;
         let dimensions = head.u32()?;
         if dimensions > 8 {
-            return Err(Fault::Odd(format!("its tensor {name} has {dimensions} dimensions")));
+            return Err(ParseFault::Odd(format!("its tensor {name} has {dimensions} dimensions")));
         }
         let lengths = (0..dimensions).map(|_| head.u64()).collect::<Result<Vec<_>, _>>()?;
         let _kind = head.u32()?;
         begins.push((head.u64()?, begins.len()));
-        facts.tensors.push(Tensor { name, lengths, bytes: 0 });
+        facts.tensors.push(TensorInfo { name, lengths, bytes: 0 });
     }
     let alignment = facts.numbers.get("general.alignment").and_then(|of| of.first()).copied();
     let alignment = alignment.and_then(whole).filter(|of| of.is_power_of_two()).unwrap_or(32);
@@ -319,14 +325,14 @@ fn parse_file(head: &mut Head) -> Result<Facts, Fault> {
     for ((begin, index), end) in begins.iter().zip(ends) {
         let Some(bytes) = end.checked_sub(*begin) else {
             let name = &facts.tensors[*index].name;
-            return Err(Fault::Odd(format!("its tensor {name} begins behind the end of the file")));
+            return Err(ParseFault::Odd(format!("its tensor {name} begins behind the end of the file")));
         };
         facts.tensors[*index].bytes = bytes;
     }
     Ok(facts)
 }
 
-fn read_entry(head: &mut Head, facts: &mut Facts) -> Result<(), Fault> {
+fn read_entry(head: &mut HeadReader, facts: &mut GgufFacts) -> Result<(), ParseFault> {
     let key = head.text()?;
     let kind = head.u32()?;
     match kind {
@@ -350,7 +356,9 @@ fn read_entry(head: &mut Head, facts: &mut Facts) -> Result<(), Fault> {
                     facts.numbers.insert(key, numbers);
                 }
                 (_, Some(width)) => head.skip(length.saturating_mul(width))?,
-                (_, None) => return Err(Fault::Odd(format!("its entry {key} is an array of type {of}"))),
+                (_, None) => {
+                    return Err(ParseFault::Odd(format!("its entry {key} is an array of type {of}")));
+                }
             }
         }
         _ => {

@@ -3,15 +3,15 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::gguf::{Gguf, Value};
+use crate::gguf::{GgufWriter, MetadataValue};
 
 fn model() -> Vec<u8> {
-    let mut file = Gguf::new("llama");
-    file.set("llama.block_count", Value::U32(2));
-    file.set("llama.rope.freq_base", Value::F32(0.5));
-    file.set("llama.attention.head_count_kv", Value::U32s(vec![4, 8]));
-    file.set("tokenizer.ggml.tokens", Value::Strings(vec!["a".to_owned(), "bc".to_owned()]));
-    file.set("general.name", Value::String("x".repeat(100)));
+    let mut file = GgufWriter::new("llama");
+    file.set("llama.block_count", MetadataValue::U32(2));
+    file.set("llama.rope.freq_base", MetadataValue::F32(0.5));
+    file.set("llama.attention.head_count_kv", MetadataValue::U32s(vec![4, 8]));
+    file.set("tokenizer.ggml.tokens", MetadataValue::Strings(vec!["a".to_owned(), "bc".to_owned()]));
+    file.set("general.name", MetadataValue::String("x".repeat(100)));
     file.matrix("token_embd.weight", 4, vec![1.0; 8]);
     file.vector("output_norm.weight", vec![1.0; 3]);
     let mut bytes = Vec::new();
@@ -19,7 +19,7 @@ fn model() -> Vec<u8> {
     bytes
 }
 
-fn read_bytes(bytes: &[u8]) -> Result<Facts, GgufError> {
+fn read_bytes(bytes: &[u8]) -> Result<GgufFacts, GgufError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     std::fs::write(&path, bytes).unwrap();
@@ -87,8 +87,8 @@ fn numbers_that_no_file_can_mean_are_not_believed() {
 fn a_model_that_is_split_is_read_as_one() {
     let folder = tempfile::tempdir().unwrap();
     let part = |number: usize| {
-        let mut file = Gguf::new("llama");
-        file.set("split.count", Value::U32(2));
+        let mut file = GgufWriter::new("llama");
+        file.set("split.count", MetadataValue::U32(2));
         file.vector(&format!("blk.{number}.x"), vec![1.0; 16]);
         let mut bytes = Vec::new();
         file.write(&mut bytes).unwrap();

@@ -23,7 +23,7 @@ pub(crate) const VERSION: u32 = 3;
 
 /// A metadata value. The format demands one type per array.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum MetadataValue {
     /// Used for most sizes and token ids.
     U32(u32),
     F32(f32),
@@ -41,7 +41,7 @@ pub(crate) enum Value {
     Bools(Vec<bool>),
 }
 
-impl Value {
+impl MetadataValue {
     /// The format's type code of the value.
     const fn kind(&self) -> u32 {
         match self {
@@ -84,11 +84,11 @@ impl Value {
 }
 
 /// Writes the numbers of a tensor, row by row, as many as its dimensions demand.
-pub(crate) type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
+pub(crate) type FillFn = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum TensorData {
     Held(Vec<f32>),
-    Made(Fill),
+    Made(FillFn),
 }
 
 /// A named tensor in row-major order.
@@ -109,7 +109,7 @@ impl WrittenTensor {
         match &self.data {
             TensorData::Held(numbers) => write_numbers(out, numbers),
             TensorData::Made(fill) => {
-                let mut counted = Counted { inner: out, written: 0 };
+                let mut counted = CountingWriter { inner: out, written: 0 };
                 fill(&mut counted)?;
                 if counted.written as u64 == self.bytes() {
                     return Ok(());
@@ -127,27 +127,27 @@ impl WrittenTensor {
 
 /// A model file under construction. Entries and tensors are written in the order of insertion.
 #[derive(Default)]
-pub(crate) struct Gguf {
-    entries: Vec<(String, Value)>,
+pub(crate) struct GgufWriter {
+    entries: Vec<(String, MetadataValue)>,
     tensors: Vec<WrittenTensor>,
 }
 
-impl std::fmt::Debug for Gguf {
+impl std::fmt::Debug for GgufWriter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "Gguf({} entries, {} tensors)", self.entries.len(), self.tensors.len())
     }
 }
 
-impl Gguf {
+impl GgufWriter {
     /// Starts a file for a model architecture, such as `llama`.
     pub(crate) fn new(architecture: &str) -> Self {
         let mut file = Self::default();
-        file.set("general.architecture", Value::String(architecture.to_owned()));
+        file.set("general.architecture", MetadataValue::String(architecture.to_owned()));
         file
     }
 
     /// Adds a metadata entry. The format demands unique keys; readers use the first one.
-    pub(crate) fn set(&mut self, key: &str, value: Value) -> &mut Self {
+    pub(crate) fn set(&mut self, key: &str, value: MetadataValue) -> &mut Self {
         self.entries.push((key.to_owned(), value));
         self
     }
@@ -183,7 +183,7 @@ impl Gguf {
 
     /// Adds a tensor whose numbers are computed while the file is written, the innermost dimension first.
     /// Writing fails if `fill` yields another number of bytes than the dimensions demand.
-    pub(crate) fn made(&mut self, name: &str, kind: WeightKind, lengths: &[u64], fill: Fill) -> &mut Self {
+    pub(crate) fn made(&mut self, name: &str, kind: WeightKind, lengths: &[u64], fill: FillFn) -> &mut Self {
         self.tensors.push(WrittenTensor {
             name: name.to_owned(),
             lengths: lengths.to_vec(),
@@ -215,7 +215,7 @@ impl Gguf {
     ///
     /// Fails if the writer fails, or if a tensor yields another size than announced.
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut out = Counted { inner: out, written: 0 };
+        let mut out = CountingWriter { inner: out, written: 0 };
         out.write_all(b"GGUF")?;
         out.write_all(&VERSION.to_le_bytes())?;
         write_len(&mut out, self.tensors.len())?;
@@ -244,19 +244,19 @@ impl Gguf {
 }
 
 /// Counts the bytes written, to compute padding.
-struct Counted<'a, W> {
+struct CountingWriter<'a, W> {
     inner: &'a mut W,
     written: usize,
 }
 
-impl<W: Write> Counted<'_, W> {
+impl<W: Write> CountingWriter<'_, W> {
     fn pad(&mut self) -> io::Result<()> {
         let missing = self.written.next_multiple_of(ALIGNMENT) - self.written;
         self.write_all(&[0; ALIGNMENT][..missing])
     }
 }
 
-impl<W: Write> Write for Counted<'_, W> {
+impl<W: Write> Write for CountingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = self.inner.write(bytes)?;
         self.written += taken;
@@ -295,7 +295,7 @@ fn write_array_head(out: &mut impl Write, kind: u32, length: usize) -> io::Resul
 mod tests {
     use super::*;
 
-    fn bytes(file: &Gguf) -> Vec<u8> {
+    fn bytes(file: &GgufWriter) -> Vec<u8> {
         let mut out = Vec::new();
         file.write(&mut out).unwrap();
         out
@@ -312,12 +312,12 @@ mod tests {
         expected.extend(5_u64.to_le_bytes());
         expected.extend(b"llama");
         expected.resize(expected.len().next_multiple_of(ALIGNMENT), 0);
-        assert_eq!(bytes(&Gguf::new("llama")), expected);
+        assert_eq!(bytes(&GgufWriter::new("llama")), expected);
     }
 
     #[test]
     fn every_tensor_starts_at_a_multiple_of_the_alignment() {
-        let mut file = Gguf::new("llama");
+        let mut file = GgufWriter::new("llama");
         file.vector("a", vec![1.0; 3]).matrix("b", 2, vec![2.0; 4]);
         let all = bytes(&file);
         assert_eq!(all.len() % ALIGNMENT, 0);
@@ -330,22 +330,22 @@ mod tests {
     #[test]
     fn arrays_tell_their_element_type_and_length() {
         let mut out = Vec::new();
-        Value::I32s(vec![7, -1]).write(&mut out).unwrap();
+        MetadataValue::I32s(vec![7, -1]).write(&mut out).unwrap();
         assert_eq!(out, [5, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 255, 255, 255, 255]);
         out.clear();
-        Value::Strings(vec!["ä".to_owned()]).write(&mut out).unwrap();
+        MetadataValue::Strings(vec!["ä".to_owned()]).write(&mut out).unwrap();
         assert_eq!(out, [8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0xc3, 0xa4]);
         out.clear();
-        Value::Bools(vec![true, false]).write(&mut out).unwrap();
+        MetadataValue::Bools(vec![true, false]).write(&mut out).unwrap();
         assert_eq!(out, [7, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
         out.clear();
-        Value::U32s(vec![9]).write(&mut out).unwrap();
+        MetadataValue::U32s(vec![9]).write(&mut out).unwrap();
         assert_eq!(out, [4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0]);
     }
 
     #[test]
     fn a_made_tensor_stands_where_the_header_says_and_the_next_one_is_aligned() {
-        let mut file = Gguf::new("llama");
+        let mut file = GgufWriter::new("llama");
         file.made("half", WeightKind::F16, &[3, 1], Box::new(|out| out.write_all(&[1, 2, 3, 4, 5, 6])));
         file.vector("next", vec![1.0]);
         assert_eq!(file.tensor_bytes(), 10);
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_tensor_that_is_filled_with_too_little_is_an_error_that_names_it() {
-        let mut file = Gguf::new("llama");
+        let mut file = GgufWriter::new("llama");
         file.made("short", WeightKind::F16, &[4], Box::new(|out| out.write_all(&[0; 6])));
         let failed = file.write(&mut Vec::new()).unwrap_err();
         assert!(failed.to_string().contains("short has 8 bytes and was given 6"), "{failed}");

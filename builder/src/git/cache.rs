@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use super::fault::Fault;
+use super::fault::GitError;
 use super::location::redacted;
-use super::repository::Repository;
+use super::repository::GitRepository;
 use crate::error::{Result, io_error};
 use crate::owned;
 
@@ -31,7 +31,7 @@ const TEMPORARY_PREFIXES: [&str; 2] = ["tmp_", ".tmp-"];
 
 /// The cache folder of one URL.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct CacheSlot {
     pub(super) folder: PathBuf,
     /// The URL without a password.
     pub(super) shown: String,
@@ -40,7 +40,7 @@ pub(super) struct Place {
 }
 
 /// The cache folder for a URL: the one with history if `history` is set or if it exists already.
-pub(super) fn place(cache: &Path, url: &str, history: bool) -> Place {
+pub(super) fn place(cache: &Path, url: &str, history: bool) -> CacheSlot {
     let shown = redacted(url);
     let bare = shown.trim_end_matches('/').trim_end_matches(".git");
     let last = bare.rsplit('/').next().unwrap_or(bare);
@@ -51,21 +51,21 @@ pub(super) fn place(cache: &Path, url: &str, history: bool) -> Place {
     let whole = folder.join(format!("{name}-{hash}-history.git"));
     let history = history || whole.exists();
     let folder = if history { whole } else { folder.join(format!("{name}-{hash}.git")) };
-    Place { folder, shown, history }
+    CacheSlot { folder, shown, history }
 }
 
-impl Place {
+impl CacheSlot {
     /// The lock that a writer holds.
     pub(super) fn lock_path(&self) -> PathBuf {
         self.folder.with_extension("lock")
     }
 
     /// Opens the repository; `None` if nothing was fetched yet.
-    pub(super) fn open(&self) -> Result<Option<Arc<Repository>>> {
+    pub(super) fn open(&self) -> Result<Option<Arc<GitRepository>>> {
         if !self.folder.exists() {
             return Ok(None);
         }
-        Repository::open_as(&self.folder, self.shown.clone()).map(Some)
+        GitRepository::open_as(&self.folder, self.shown.clone()).map(Some)
     }
 
     /// Returns true if the folder exists and is unusable: no repository, or with dangling references. A
@@ -86,7 +86,7 @@ impl Place {
         }
     }
 
-    /// Moves the repository to where the next [`Place::create`] removes it. The caller holds the lock.
+    /// Moves the repository to where the next [`CacheSlot::create`] removes it. The caller holds the lock.
     pub(super) fn discard(&self) -> Result<()> {
         if !owned::is_ours(&self.folder) {
             let why =
@@ -117,7 +117,7 @@ impl Place {
         let mut options = git2::RepositoryInitOptions::new();
         // No templates: they would install the user's hooks.
         options.bare(true).external_template(false);
-        git2::Repository::init_opts(&beside, &options).map_err(|error| Fault::Repository {
+        git2::Repository::init_opts(&beside, &options).map_err(|error| GitError::Repository {
             doing: "creating the cache of",
             repository: self.shown.clone(),
             why: error.message().to_owned(),

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use tokio_util::sync::CancellationToken;
-use warden_patches::history::{Row, RowGrain, check};
-use warden_patches::prove::Proofs;
-use warden_patches::{Judge, PatchSet, Revision};
+use warden_patches::history::{HistoryRow, RowGrain, check};
+use warden_patches::prove::ProofRecords;
+use warden_patches::{CachingJudge, PatchSet, SourceRevision};
 
 use super::history::RevisionInfo;
-use super::repository::Repository;
-use crate::error::{Error, Result};
+use super::repository::GitRepository;
+use crate::error::{BuilderError, Result};
 
 /// Judges sets at many commits of a repository, on all cores. Returns the rows in the order of the
 /// revisions. Calls `told` with the number of judged revisions and the label of the last one.
@@ -21,27 +21,28 @@ use crate::error::{Error, Result};
 /// Fails if a commit cannot be read, or if `cancel` was set.
 pub fn check_range(
     sets: &[&PatchSet],
-    repository: &Repository,
+    repository: &GitRepository,
     revisions: &[RevisionInfo],
     grain: RowGrain,
     told: &(dyn Fn(usize, &str) + Sync),
     cancel: &CancellationToken,
-) -> Result<Vec<Row>> {
-    let judge = Judge::default();
+) -> Result<Vec<HistoryRow>> {
+    let judge = CachingJudge::default();
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let work = || -> Result<Vec<(usize, Vec<Row>)>> {
+    let work = || -> Result<Vec<(usize, Vec<HistoryRow>)>> {
         // Each thread opens its own handle: a repository serves one call at a time.
-        let own = Repository::open_as(repository.path(), repository.shown().to_owned())?;
+        let own = GitRepository::open_as(repository.path(), repository.shown().to_owned())?;
         let mut found = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(info) = revisions.get(index) else { return Ok(found) };
             if cancel.is_cancelled() {
-                return Err(Error::Cancelled);
+                return Err(BuilderError::Cancelled);
             }
-            let revision = Revision { commit: Some(info.commit.clone()), build_number: info.build_number };
+            let revision =
+                SourceRevision { commit: Some(info.commit.clone()), build_number: info.build_number };
             let tree = Arc::clone(&own).tree(&info.commit)?.with_revision(revision);
-            found.push((index, check(sets, &tree, &info.label, grain, &judge, &Proofs::default())?));
+            found.push((index, check(sets, &tree, &info.label, grain, &judge, &ProofRecords::default())?));
             told(done.fetch_add(1, Ordering::Relaxed) + 1, &info.label);
         }
     };
@@ -49,7 +50,10 @@ pub fn check_range(
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     let parts = thread::scope(|scope| {
         let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        handles.into_iter().map(|handle| handle.join().unwrap_or(Err(Error::Cancelled))).collect::<Vec<_>>()
+        handles
+            .into_iter()
+            .map(|handle| handle.join().unwrap_or(Err(BuilderError::Cancelled)))
+            .collect::<Vec<_>>()
     });
     let mut all = Vec::with_capacity(revisions.len());
     for part in parts {

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use git2::{ErrorCode, ObjectType, Oid};
-use warden_patches::{Revision, Tree};
+use warden_patches::{SourceRevision, SourceTree};
 
-use super::fault::Fault;
-use super::repository::Repository;
-use crate::error::{Error, Result};
-use crate::source::tree::{DEEPEST, Search, TreeLocation, join};
+use super::fault::GitError;
+use super::repository::GitRepository;
+use crate::error::{BuilderError, Result};
+use crate::source::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join};
 
 /// File mode of a symbolic link in a git tree.
 pub(super) const LINK_MODE: i32 = 0o120_000;
@@ -19,22 +19,22 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// The llama.cpp of a commit. Objects are read on demand, so a partial clone works if it has the needed ones.
 #[derive(Debug)]
 pub struct CommitTree {
-    repository: Arc<Repository>,
+    repository: Arc<GitRepository>,
     commit: String,
     top: Oid,
     located: Option<TreeLocation>,
-    revision: Revision,
+    revision: SourceRevision,
 }
 
 impl CommitTree {
-    pub(super) fn new(repository: Arc<Repository>, commit: &str) -> Result<Self> {
+    pub(super) fn new(repository: Arc<GitRepository>, commit: &str) -> Result<Self> {
         let id = repository.id(commit)?;
         let top = {
             let repo = repository.lock();
             let tree = repo.find_commit(id).and_then(|commit| commit.tree());
             tree.map_err(repository.failed("reading a commit of"))?.id()
         };
-        let revision = Revision { commit: Some(id.to_string()), build_number: None };
+        let revision = SourceRevision { commit: Some(id.to_string()), build_number: None };
         let mut tree = Self { repository, commit: id.to_string(), top, located: None, revision };
         tree.located = tree.locate();
         Ok(tree)
@@ -42,7 +42,7 @@ impl CommitTree {
 
     /// Sets a build number known from elsewhere: counting needs a walk through all of history.
     #[must_use]
-    pub(crate) fn with_revision(self, revision: Revision) -> Self {
+    pub(crate) fn with_revision(self, revision: SourceRevision) -> Self {
         Self { revision, ..self }
     }
 
@@ -61,7 +61,7 @@ impl CommitTree {
         self.located.as_ref()
     }
 
-    pub(super) fn repository(&self) -> &Arc<Repository> {
+    pub(super) fn repository(&self) -> &Arc<GitRepository> {
         &self.repository
     }
 
@@ -84,7 +84,7 @@ impl CommitTree {
     /// all folders near the top are searched.
     fn locate(&self) -> Option<TreeLocation> {
         let here = |name: &str| self.entry_at(name).is_some();
-        let mut search = Search::default();
+        let mut search = TreeSearch::default();
         let near = [
             "CMakeLists.txt",
             "ggml/CMakeLists.txt",
@@ -95,7 +95,7 @@ impl CommitTree {
             search.see(name, true);
         }
         search.tree().or_else(|| {
-            let mut search = Search::default();
+            let mut search = TreeSearch::default();
             let repo = self.repository.lock();
             search_folder(&repo, self.top, "", 0, &mut search);
             search.tree()
@@ -115,7 +115,7 @@ impl CommitTree {
 }
 
 /// Feeds the entries of a folder and its subfolders to the search, down to its depth limit.
-fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &mut Search) {
+fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &mut TreeSearch) {
     // A folder missing from a partial clone cannot be built, so it counts as absent.
     let Ok(tree) = repo.find_tree(tree) else { return };
     for entry in &tree {
@@ -126,7 +126,7 @@ fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, s
             Some(ObjectType::Tree) => {
                 search.see(&below, false);
                 // Two levels below the deepest root, for `tools/server`.
-                if depth < DEEPEST + 2 {
+                if depth < MAX_ROOT_DEPTH + 2 {
                     search_folder(repo, entry.id(), &below, depth + 1, search);
                 }
             }
@@ -135,7 +135,7 @@ fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, s
     }
 }
 
-impl Tree for CommitTree {
+impl SourceTree for CommitTree {
     fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         let Some(id) = self.blob_id(path) else { return Ok(None) };
         match self.repository.blob(id, MAX_FILE_BYTES) {
@@ -143,10 +143,10 @@ impl Tree for CommitTree {
             Ok(None) => {
                 let (commit, entry) = (self.commit.clone(), join(self.root().unwrap_or_default(), path));
                 let why = "is larger than any file of a source (64 MiB)";
-                Err(Error::from(Fault::Unsafe { commit, entry, why }).into())
+                Err(BuilderError::from(GitError::Unsafe { commit, entry, why }).into())
             }
             Err(error) if error.code() == ErrorCode::NotFound => {
-                Err(Error::from(self.missing(&join(self.root().unwrap_or_default(), path))).into())
+                Err(BuilderError::from(self.missing(&join(self.root().unwrap_or_default(), path))).into())
             }
             Err(error) => Err(self.repository.failed("reading a file of")(error).into()),
         }
@@ -156,14 +156,14 @@ impl Tree for CommitTree {
         Ok(self.blob_id(path).map(|id| id.to_string()))
     }
 
-    fn revision(&self) -> Revision {
+    fn revision(&self) -> SourceRevision {
         self.revision.clone()
     }
 }
 
 impl CommitTree {
-    pub(super) fn missing(&self, path: &str) -> Fault {
-        Fault::Missing {
+    pub(super) fn missing(&self, path: &str) -> GitError {
+        GitError::Missing {
             repository: self.repository.shown().to_owned(),
             path: path.to_owned(),
             commit: self.commit.clone(),

@@ -1,11 +1,11 @@
 //! Errors about git repositories, each with its remedy.
 
-use crate::kind::Kind;
+use crate::kind::ErrorClass;
 
 /// Errors about git repositories.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
-pub enum Fault {
+pub enum GitError {
     /// The text is no known name, URL or path.
     #[error("`{text}` is no git source: {why}")]
     Source {
@@ -62,9 +62,9 @@ pub enum Fault {
     },
 }
 
-impl Fault {
+impl GitError {
     /// Class of the error by who has to act.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ErrorClass {
         match self {
             Self::Source { .. }
             | Self::NoRepository { .. }
@@ -72,13 +72,13 @@ impl Fault {
             | Self::NoSuchReference { .. }
             | Self::Ambiguous { .. }
             | Self::Unsafe { .. }
-            | Self::Range { .. } => Kind::Input,
+            | Self::Range { .. } => ErrorClass::Input,
             Self::Unreachable { .. }
             | Self::NoGit
             | Self::TooLarge { .. }
             | Self::Refused { .. }
             | Self::Missing { .. }
-            | Self::Repository { .. } => Kind::Machine,
+            | Self::Repository { .. } => ErrorClass::Machine,
         }
     }
 

@@ -5,13 +5,13 @@ use std::collections::HashSet;
 use git2::Oid;
 use tokio_util::sync::CancellationToken;
 
-use super::cache::Place;
-use super::fault::Fault;
+use super::cache::CacheSlot;
+use super::fault::GitError;
 use super::fault::is_abbreviated;
-use super::program::{SERVER, Server, progress};
+use super::program::{GitServer, REMOTE_NAME, progress};
 use super::repository::no_such_reference;
-use crate::error::{Error, Result};
-use crate::event::{Event, Reporter};
+use crate::error::{BuilderError, Result};
+use crate::event::{BuildEvent, EventReporter};
 use crate::lock::FileLock;
 
 /// Maximum bytes fetched for one commit: thirty times llama.cpp's size. More is no source.
@@ -23,26 +23,26 @@ const ALL_REFSPECS: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:ref
 /// The `--depth` that means all of history, also for a shallow repository.
 const FULL_DEPTH: u32 = 0x7fff_ffff;
 /// References to commits fetched by id: without them, git's garbage collection would remove the commits.
-const KEPT: &str = "refs/llama-warden/";
+const KEPT_REF_PREFIX: &str = "refs/llama-warden/";
 
 /// A fetch request.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct FetchRequest {
     pub(super) url: String,
-    pub(super) place: Place,
+    pub(super) place: CacheSlot,
     /// Tag, branch or commit; `None`: the server's `HEAD`.
     pub(super) reference: Option<String>,
-    pub(super) most: Most,
+    pub(super) most: FetchLimits,
 }
 
 /// Limits on received bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Most {
+pub(super) struct FetchLimits {
     pub(super) commit: usize,
     pub(super) history: usize,
 }
 
-impl Default for Most {
+impl Default for FetchLimits {
     fn default() -> Self {
         Self { commit: MAX_COMMIT_BYTES, history: MAX_HISTORY_BYTES }
     }
@@ -50,9 +50,9 @@ impl Default for Most {
 
 /// Fetches the requested commit and returns its id. Holds the caller's lock until the last write is done.
 pub(super) async fn fetch(
-    wanted: Wanted,
+    wanted: FetchRequest,
     lock: FileLock,
-    reporter: &Reporter,
+    reporter: &EventReporter,
     cancel: &CancellationToken,
 ) -> Result<String> {
     let described = wanted.describe();
@@ -63,9 +63,9 @@ pub(super) async fn fetch(
 }
 
 struct RunningFetch<'a> {
-    wanted: &'a Wanted,
+    wanted: &'a FetchRequest,
     described: &'a str,
-    reporter: &'a Reporter,
+    reporter: &'a EventReporter,
     cancel: &'a CancellationToken,
 }
 
@@ -75,7 +75,7 @@ struct RemoteHead {
     id: Oid,
 }
 
-impl Wanted {
+impl FetchRequest {
     fn describe(&self) -> String {
         self.reference.as_ref().map_or_else(|| "its default branch".to_owned(), |name| format!("`{name}`"))
     }
@@ -90,7 +90,7 @@ impl RunningFetch<'_> {
         }
         match self.once().await {
             // The server responded, and the cached repository fails.
-            Err(Error::Git(Fault::Repository { .. })) if was_there && place.is_damaged() => {
+            Err(BuilderError::Git(GitError::Repository { .. })) if was_there && place.is_damaged() => {
                 self.anew()?;
                 self.once().await
             }
@@ -101,7 +101,7 @@ impl RunningFetch<'_> {
     fn anew(&self) -> Result<()> {
         let place = &self.wanted.place;
         let note = format!("what the cache has of {} is damaged: fetching it anew", place.shown);
-        self.reporter.tell(Event::Note(note));
+        self.reporter.tell(BuildEvent::Note(note));
         place.discard()
     }
 
@@ -115,16 +115,16 @@ impl RunningFetch<'_> {
         if place.history {
             self.download(&ALL_REFSPECS, None).await?;
         } else if !self.has(target.id)? {
-            let kept = format!("+{}:{KEPT}{}", target.asked, target.id);
+            let kept = format!("+{}:{KEPT_REF_PREFIX}{}", target.asked, target.id);
             match self.download(&[&kept], Some(1)).await {
                 // The server does not allow fetching by id: see below.
-                Err(Error::Git(Fault::Repository { .. })) if target.by_id => {}
+                Err(BuilderError::Git(GitError::Repository { .. })) if target.by_id => {}
                 other => other?,
             }
             if !self.has(target.id)? && target.by_id {
                 // Old servers, and servers configured so, give out commits by name only.
                 let note = format!("{} does not hand out single commits: fetching all of them", place.shown);
-                self.reporter.tell(Event::Note(note));
+                self.reporter.tell(BuildEvent::Note(note));
                 self.download(&ALL_REFSPECS, Some(FULL_DEPTH)).await?;
             }
         }
@@ -144,8 +144,8 @@ impl RunningFetch<'_> {
         Ok(self.open()?.find_commit(id).and_then(|commit| commit.tree()).is_ok())
     }
 
-    fn server(&self) -> Server<'_> {
-        Server { url: &self.wanted.url, folder: &self.wanted.place.folder, wanted: self.described }
+    fn server(&self) -> GitServer<'_> {
+        GitServer { url: &self.wanted.url, folder: &self.wanted.place.folder, wanted: self.described }
     }
 
     /// Lists the server's references: a line each, `<40 digits>` and a name.
@@ -159,7 +159,7 @@ impl RunningFetch<'_> {
                 heads.push(RemoteHead { name: name.to_owned(), id });
             }
         };
-        self.server().run(&["ls-remote", SERVER], self.wanted.most.commit, self.cancel, line).await?;
+        self.server().run(&["ls-remote", REMOTE_NAME], self.wanted.most.commit, self.cancel, line).await?;
         Ok(heads)
     }
 
@@ -169,7 +169,7 @@ impl RunningFetch<'_> {
         let mut arguments =
             vec!["fetch", "--progress", "--no-tags", "--no-auto-gc", "--no-recurse-submodules"];
         arguments.extend(depth.as_deref());
-        arguments.push(SERVER);
+        arguments.push(REMOTE_NAME);
         arguments.extend(what);
         let mut told = None;
         let line = |line: &str| {
@@ -177,11 +177,11 @@ impl RunningFetch<'_> {
             // A hundred progress lines suffice.
             let part = u64::from(done) * 100 / u64::from(total.max(1));
             if told.replace(part) != Some(part) {
-                self.reporter.tell(Event::Progress { done, total, item: format!("objects, {size}") });
+                self.reporter.tell(BuildEvent::Progress { done, total, item: format!("objects, {size}") });
             }
         };
         let outcome = self.server().run(&arguments, most, self.cancel, line).await;
-        if let Err(Error::Git(Fault::TooLarge { .. })) = &outcome {
+        if let Err(BuilderError::Git(GitError::TooLarge { .. })) = &outcome {
             remove_dangling_references(&self.open()?);
         }
         outcome
@@ -192,15 +192,15 @@ impl RunningFetch<'_> {
         &self,
         repo: &git2::Repository,
         heads: &[RemoteHead],
-        target: &Target,
+        target: &FetchTarget,
     ) -> std::result::Result<(), git2::Error> {
         let why = "fetched";
-        repo.reference(&format!("{KEPT}{}", target.id), target.id, true, why)?;
+        repo.reference(&format!("{KEPT_REF_PREFIX}{}", target.id), target.id, true, why)?;
         if let Some(name) = &target.name {
             repo.reference(name, target.id, true, why)?;
         }
         if self.wanted.reference.is_none() {
-            repo.reference(&format!("{KEPT}head"), target.id, true, why)?;
+            repo.reference(&format!("{KEPT_REF_PREFIX}head"), target.id, true, why)?;
         }
         for head in heads.iter().filter(|head| head.id == target.id) {
             let name = head.name.trim_end_matches("^{}");
@@ -220,12 +220,12 @@ impl RunningFetch<'_> {
     }
 
     /// Resolves the requested commit, and determines how to fetch it.
-    fn target(&self, heads: &[RemoteHead]) -> Result<Target> {
+    fn target(&self, heads: &[RemoteHead]) -> Result<FetchTarget> {
         let Some(wanted) = &self.wanted.reference else {
             return heads
                 .iter()
                 .find(|head| head.name == "HEAD")
-                .map(|head| Target { id: head.id, asked: "HEAD".into(), name: None, by_id: false })
+                .map(|head| FetchTarget { id: head.id, asked: "HEAD".into(), name: None, by_id: false })
                 .ok_or_else(|| {
                     no_such_reference(&self.wanted.place.shown, "HEAD", std::iter::empty()).into()
                 });
@@ -235,15 +235,15 @@ impl RunningFetch<'_> {
             // An annotated tag is listed twice, the second time (`^{}`) with its commit.
             let peeled = heads.iter().find(|head| head.name.strip_suffix("^{}") == Some(&name));
             if let Some(head) = peeled.or_else(|| heads.iter().find(|head| head.name == name)) {
-                return Ok(Target { id: head.id, asked: name.clone(), name: Some(name), by_id: false });
+                return Ok(FetchTarget { id: head.id, asked: name.clone(), name: Some(name), by_id: false });
             }
         }
         if wanted.len() == 40
             && let Ok(id) = Oid::from_str(wanted)
         {
             return Ok(match heads.iter().find(|head| head.id == id && !head.name.ends_with("^{}")) {
-                Some(head) => Target { id, asked: head.name.clone(), name: None, by_id: false },
-                None => Target { id, asked: wanted.clone(), name: None, by_id: true },
+                Some(head) => FetchTarget { id, asked: head.name.clone(), name: None, by_id: false },
+                None => FetchTarget { id, asked: wanted.clone(), name: None, by_id: true },
             });
         }
         if is_abbreviated(wanted) {
@@ -253,11 +253,11 @@ impl RunningFetch<'_> {
             ids.sort();
             ids.dedup();
             match ids[..] {
-                [id] => return Ok(Target { id, asked: id.to_string(), name: None, by_id: true }),
+                [id] => return Ok(FetchTarget { id, asked: id.to_string(), name: None, by_id: true }),
                 [] => {}
                 _ => {
                     let (repository, reference) = (self.wanted.place.shown.clone(), wanted);
-                    return Err(Fault::Ambiguous { repository, reference }.into());
+                    return Err(GitError::Ambiguous { repository, reference }.into());
                 }
             }
         }
@@ -267,9 +267,9 @@ impl RunningFetch<'_> {
     }
 
     /// Wraps a libgit2 error about the cached repository.
-    fn failed(&self, error: &git2::Error) -> Error {
+    fn failed(&self, error: &git2::Error) -> BuilderError {
         let (repository, why) = (self.wanted.place.shown.clone(), error.message().to_owned());
-        Fault::Repository { doing: "fetching from", repository, why }.into()
+        GitError::Repository { doing: "fetching from", repository, why }.into()
     }
 }
 
@@ -298,7 +298,7 @@ fn remove_deleted_references(repo: &git2::Repository, heads: &[RemoteHead]) {
     }
 }
 
-struct Target {
+struct FetchTarget {
     id: Oid,
     /// The refspec to fetch: a name, or 40 digits.
     asked: String,

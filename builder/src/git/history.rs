@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use git2::Oid;
 use jiff::Timestamp;
 
-use super::fault::Fault;
-use super::repository::Repository;
+use super::fault::GitError;
+use super::repository::GitRepository;
 use crate::error::Result;
 
 /// Digits of an abbreviated commit; upstream uses nine.
@@ -54,16 +54,16 @@ struct LineCommit {
     merged: Vec<Oid>,
 }
 
-impl Repository {
+impl GitRepository {
     /// Returns the commits of `from..to` along first parents, oldest first. As in git, `from` itself is
     /// excluded; `to` is always included. Otherwise only every `every`-th commit is returned, counted from
-    /// the beginning. Both ends may be anything that [`Repository::resolve`] accepts.
+    /// the beginning. Both ends may be anything that [`GitRepository::resolve`] accepts.
     ///
     /// # Errors
     ///
     /// Fails if an end is unknown, the range is empty, or a shallow history ends before its beginning.
     pub fn range(&self, from: &str, to: &str, every: usize) -> Result<Vec<RevisionInfo>> {
-        let fault = |why| Fault::Range {
+        let fault = |why| GitError::Range {
             repository: self.shown().to_owned(),
             from: from.to_owned(),
             to: to.to_owned(),
@@ -103,7 +103,7 @@ impl Repository {
     pub fn line(&self, from: &str, to: &str) -> Result<Vec<RevisionInfo>> {
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
-        let fault = |why| Fault::Range {
+        let fault = |why| GitError::Range {
             repository: self.shown().to_owned(),
             from: from.to_owned(),
             to: to.to_owned(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::fault::Fault;
+use super::fault::GitError;
 use crate::error::{Result, io_error};
 
 /// Supported URL schemes. ssh is excluded: it would need keys, agents and prompts.
@@ -12,7 +12,7 @@ const URL_SCHEMES: [&str; 4] = ["https://", "http://", "git://", "file://"];
 
 /// Location of a repository.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Location {
+pub enum GitLocation {
     /// A server; fetched commits are cached.
     Url(String),
     /// A repository on disk, read in place: with a worktree, bare, or a linked worktree.
@@ -21,14 +21,14 @@ pub enum Location {
 
 /// A location with an optional default revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct GitSource {
     /// Location of the repository.
-    pub location: Location,
+    pub location: GitLocation,
     /// A tag, a branch or a commit; `None`: the repository's `HEAD`.
     pub reference: Option<String>,
 }
 
-impl Named {
+impl GitSource {
     /// Parses user input: a configured name, a URL, or a path; each may end in `#REF`.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Named {
         };
         let refuse = |why: &str| {
             let names = names.keys().cloned().collect();
-            Err(Fault::Source { text: redacted(written), why: why.to_owned(), names }.into())
+            Err(GitError::Source { text: redacted(written), why: why.to_owned(), names }.into())
         };
         if reference == Some("") {
             return refuse("after `#` a tag, a branch or a commit is needed");
@@ -58,7 +58,7 @@ impl Named {
             if host(place).is_empty() {
                 return refuse("the URL has no host");
             }
-            Location::Url(place.trim_end_matches('/').to_owned())
+            GitLocation::Url(place.trim_end_matches('/').to_owned())
         } else if place.contains("://") || is_ssh(place) {
             return refuse(
                 "only https, http, git and file are understood; for ssh, clone it and give the folder",
@@ -72,8 +72,8 @@ impl Named {
     }
 }
 
-fn local_path(path: &str) -> Result<Location> {
-    std::path::absolute(path).map(Location::Path).map_err(io_error("finding", path))
+fn local_path(path: &str) -> Result<GitLocation> {
+    std::path::absolute(path).map(GitLocation::Path).map_err(io_error("finding", path))
 }
 
 /// Recognizes `git@github.com:owner/name`.
@@ -81,7 +81,7 @@ fn is_ssh(text: &str) -> bool {
     text.split_once(':').is_some_and(|(host, _)| host.contains('@') && !host.contains('/'))
 }
 
-impl Location {
+impl GitLocation {
     /// The server's host; empty for folders.
     pub fn host(&self) -> &str {
         match self {
@@ -92,7 +92,7 @@ impl Location {
 }
 
 /// Hides user and password of a URL.
-impl fmt::Display for Location {
+impl fmt::Display for GitLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Url(url) => f.write_str(&redacted(url)),
@@ -102,7 +102,7 @@ impl fmt::Display for Location {
 }
 
 /// Hides user and password, too: debug output ends up in logs.
-impl fmt::Debug for Location {
+impl fmt::Debug for GitLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Location({self})")
     }
@@ -137,7 +137,7 @@ pub(crate) fn redacted(url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
+    use crate::error::BuilderError;
 
     fn names() -> BTreeMap<String, String> {
         [("fork", "https://example.org/fork#v1"), ("here", "/srv/llama")]
@@ -146,7 +146,7 @@ mod tests {
     }
 
     fn parse(text: &str) -> (String, Option<String>) {
-        let named = Named::parse(text, &names()).unwrap();
+        let named = GitSource::parse(text, &names()).unwrap();
         (named.location.to_string(), named.reference)
     }
 
@@ -171,20 +171,20 @@ mod tests {
             "ftp://example.org/x",
             "frok",
         ] {
-            let error = Named::parse(text, &names()).unwrap_err();
-            assert!(matches!(&error, Error::Git(Fault::Source { .. })), "{text}: {error}");
+            let error = GitSource::parse(text, &names()).unwrap_err();
+            assert!(matches!(&error, BuilderError::Git(GitError::Source { .. })), "{text}: {error}");
             assert!(error.hint().unwrap().contains("fork, here"), "{error}");
         }
     }
 
     #[test]
     fn a_password_in_a_url_is_shown_nowhere() {
-        let named = Named::parse("https://me:secret@example.org:8443/a", &names()).unwrap();
+        let named = GitSource::parse("https://me:secret@example.org:8443/a", &names()).unwrap();
         assert_eq!(named.location.to_string(), "https://example.org:8443/a");
         assert_eq!(named.location.host(), "example.org:8443");
         assert!(!format!("{named:?}").contains("secret"));
-        assert_eq!(named.location, Location::Url("https://me:secret@example.org:8443/a".into()));
-        let refused = Named::parse("ssh://me:secret@example.org/a", &names()).unwrap_err();
+        assert_eq!(named.location, GitLocation::Url("https://me:secret@example.org:8443/a".into()));
+        let refused = GitSource::parse("ssh://me:secret@example.org/a", &names()).unwrap_err();
         assert!(!refused.to_string().contains("secret"), "{refused}");
     }
 }

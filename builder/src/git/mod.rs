@@ -36,12 +36,12 @@ mod repository;
 
 pub use check::check_range;
 pub use commit_tree::CommitTree;
-pub use fault::Fault;
+pub use fault::GitError;
 pub use history::{RelativeAge, RevisionInfo};
-pub use location::{Location, Named};
+pub use location::{GitLocation, GitSource};
 pub(crate) use obtain::obtain;
-pub use obtain::{Obtained, Request};
-pub use repository::Repository;
+pub use obtain::{CommitRequest, ObtainedCommit};
+pub use repository::GitRepository;
 
 #[cfg(test)]
 mod tests;

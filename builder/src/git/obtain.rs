@@ -6,12 +6,12 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::cache;
-use super::fault::Fault;
-use super::fetch::{Most, Wanted, fetch};
-use super::location::Location;
-use super::repository::Repository;
-use crate::error::{Error, Result};
-use crate::event::{Event, Phase, Reporter};
+use super::fault::GitError;
+use super::fetch::{FetchLimits, FetchRequest, fetch};
+use super::location::GitLocation;
+use super::repository::GitRepository;
+use crate::error::{BuilderError, Result};
+use crate::event::{BuildEvent, BuildPhase, EventReporter};
 use crate::lock::FileLock;
 
 /// Reference to the server's `HEAD_REF` in a cached repository.
@@ -19,9 +19,9 @@ const HEAD_REF: &str = "refs/llama-warden/head";
 
 /// A request for a commit.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct CommitRequest {
     /// Location of the repository.
-    pub location: Location,
+    pub location: GitLocation,
     /// A tag, a branch, or a commit; `None`: the repository's `HEAD_REF`.
     pub reference: Option<String>,
     /// Forbids network access. A full commit id that is cached needs none in any case.
@@ -32,9 +32,9 @@ pub struct Request {
 
 /// The requested commit with its repository.
 #[derive(Clone, Debug)]
-pub struct Obtained {
+pub struct ObtainedCommit {
     /// Repository with the commit.
-    pub repository: Arc<Repository>,
+    pub repository: Arc<GitRepository>,
     /// The commit's id, 40 hexadecimal digits.
     pub commit: String,
 }
@@ -47,22 +47,22 @@ pub struct Obtained {
 ///
 /// Fails if the commit does not exist, or is not here and cannot be fetched. The cache is never damaged.
 pub(crate) async fn obtain(
-    request: &Request,
+    request: &CommitRequest,
     cache: &Path,
-    reporter: &Reporter,
+    reporter: &EventReporter,
     cancel: &CancellationToken,
-) -> Result<Obtained> {
+) -> Result<ObtainedCommit> {
     let url = match &request.location {
-        Location::Path(path) => {
+        GitLocation::Path(path) => {
             let (path, reference) = (path.clone(), request.reference.clone());
             return run_blocking(move || {
-                let repository = Repository::open(&path)?;
+                let repository = GitRepository::open(&path)?;
                 let commit = repository.resolve(reference.as_deref().unwrap_or("HEAD"))?;
-                Ok(Obtained { repository, commit })
+                Ok(ObtainedCommit { repository, commit })
             })
             .await;
         }
-        Location::Url(url) => url.clone(),
+        GitLocation::Url(url) => url.clone(),
     };
     let place = cache::place(cache, &url, request.history);
     let (here, reference) = (place.clone(), request.reference.clone());
@@ -71,31 +71,34 @@ pub(crate) async fn obtain(
     let shown = request.reference.clone().unwrap_or_else(|| "the default branch".to_owned());
     match kept {
         Some(kept) if whole || request.offline => return Ok(kept),
-        None if request.offline => return Err(Fault::Offline { url: place.shown, reference: shown }.into()),
+        None if request.offline => {
+            return Err(GitError::Offline { url: place.shown, reference: shown }.into());
+        }
         _ => {}
     }
     let host = request.location.host().to_owned();
-    let waiting =
-        || reporter.tell(Event::Note(format!("another llama-warden fetches from {host}; waiting for it")));
+    let waiting = || {
+        reporter.tell(BuildEvent::Note(format!("another llama-warden fetches from {host}; waiting for it")))
+    };
     let lock = FileLock::take(&place.lock_path(), cancel, waiting).await?;
     let what = format!("{shown} of {}", place.shown);
-    reporter.tell(Event::Obtaining { what, from: "its server", into: place.folder.clone() });
-    reporter.tell(Event::Phase(Phase::Fetch));
+    reporter.tell(BuildEvent::Obtaining { what, from: "its server", into: place.folder.clone() });
+    reporter.tell(BuildEvent::Phase(BuildPhase::Fetch));
     let (place_of, reference) = (place.clone(), request.reference.clone());
-    let wanted = Wanted { url, place: place_of, reference, most: Most::default() };
+    let wanted = FetchRequest { url, place: place_of, reference, most: FetchLimits::default() };
     match fetch(wanted, lock, reporter, cancel).await {
         Ok(commit) => {
             run_blocking(move || match place.open()? {
-                Some(repository) => Ok(Obtained { repository, commit }),
-                None => Err(Fault::Offline { url: place.shown, reference: commit }.into()),
+                Some(repository) => Ok(ObtainedCommit { repository, commit }),
+                None => Err(GitError::Offline { url: place.shown, reference: commit }.into()),
             })
             .await
         }
-        Err(Error::Git(
-            fault @ (Fault::Unreachable { .. } | Fault::Refused { .. } | Fault::Repository { .. }),
+        Err(BuilderError::Git(
+            fault @ (GitError::Unreachable { .. } | GitError::Refused { .. } | GitError::Repository { .. }),
         )) if kept.is_some() => {
-            let kept = kept.ok_or(Error::Git(fault.clone()))?;
-            reporter.tell(Event::Note(format!(
+            let kept = kept.ok_or(BuilderError::Git(fault.clone()))?;
+            reporter.tell(BuildEvent::Note(format!(
                 "{fault}; taking what the cache last saw as {shown}: commit {}, which may be out of date",
                 kept.commit
             )));
@@ -106,7 +109,7 @@ pub(crate) async fn obtain(
 }
 
 /// Looks up a reference in the cached repository.
-fn kept(place: &cache::Place, reference: Option<&str>) -> Result<Option<Obtained>> {
+fn kept(place: &cache::CacheSlot, reference: Option<&str>) -> Result<Option<ObtainedCommit>> {
     let repository = match place.open() {
         Ok(Some(repository)) => repository,
         Ok(None) => return Ok(None),
@@ -115,7 +118,7 @@ fn kept(place: &cache::Place, reference: Option<&str>) -> Result<Option<Obtained
         Err(error) => return Err(error),
     };
     let commit = repository.resolve(reference.unwrap_or(HEAD_REF)).ok();
-    Ok(commit.filter(|commit| repository.has(commit)).map(|commit| Obtained { repository, commit }))
+    Ok(commit.filter(|commit| repository.has(commit)).map(|commit| ObtainedCommit { repository, commit }))
 }
 
 /// Returns true for a full commit id, which never changes its meaning.
@@ -126,5 +129,5 @@ fn is_whole(text: &str) -> bool {
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     // Joining fails only when the runtime shuts down.
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Cancelled))
+    tokio::task::spawn_blocking(work).await.unwrap_or(Err(BuilderError::Cancelled))
 }

@@ -18,14 +18,14 @@ use git2::{ErrorCode, ObjectType, Oid};
 use tokio_util::sync::CancellationToken;
 
 use super::commit_tree::{CommitTree, LINK_MODE};
-use super::fault::Fault;
+use super::fault::GitError;
 use crate::archive::stays_inside;
-use crate::error::{Error, Result, io_error};
-use crate::event::{Event, Reporter};
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::{BuildEvent, EventReporter};
 use crate::source::{is_source, join};
 
 /// Folders that a build needs completely.
-const NEEDED: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
+const REQUIRED_FOLDERS: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
 /// Folders of which a build needs only the extensions in [`CODE_EXTENSIONS`].
 const PARTIAL_FOLDERS: [&str; 2] = ["tools/", "examples/"];
 const CODE_EXTENSIONS: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "txt", "in"];
@@ -36,7 +36,12 @@ const MAX_SHOWN_FILES: usize = 3;
 
 impl CommitTree {
     /// Writes the tree into an empty folder. Blocks.
-    pub(crate) fn place(&self, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
+    pub(crate) fn place(
+        &self,
+        into: &Path,
+        reporter: &EventReporter,
+        cancel: &CancellationToken,
+    ) -> Result<()> {
         let (root, name) = self.root_tree().ok_or_else(|| self.missing(self.root().unwrap_or_default()))?;
         let mut writing =
             TreeWriter { tree: self, top: name, into, cancel, bytes: 0, files: 0, skipped: Vec::new() };
@@ -46,7 +51,7 @@ impl CommitTree {
             let named = skipped.iter().take(MAX_SHOWN_FILES).cloned().collect::<Vec<_>>().join(", ");
             let more = skipped.len().saturating_sub(MAX_SHOWN_FILES);
             let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-            reporter.tell(Event::Note(format!(
+            reporter.tell(BuildEvent::Note(format!(
                 "{} lacks {named}{more}: left out, as builds hardly ever need such files",
                 self.repository().shown()
             )));
@@ -78,7 +83,7 @@ impl TreeWriter<'_> {
         };
         for entry in entries {
             if self.cancel.is_cancelled() {
-                return Err(Error::Cancelled);
+                return Err(BuilderError::Cancelled);
             }
             let raw = String::from_utf8_lossy(entry.name_bytes()).into_owned();
             let below = join(name, &raw);
@@ -131,17 +136,18 @@ impl TreeWriter<'_> {
         file.write_all(&content).map_err(io_error("writing", path))
     }
 
-    fn lacks(&self, name: &str, error: &git2::Error) -> Error {
+    fn lacks(&self, name: &str, error: &git2::Error) -> BuilderError {
         if error.code() == ErrorCode::NotFound {
             return self.tree.missing(&join(self.top, name)).into();
         }
         let repository = self.tree.repository().shown().to_owned();
-        Fault::Repository { doing: "reading a file of", repository, why: error.message().to_owned() }.into()
+        GitError::Repository { doing: "reading a file of", repository, why: error.message().to_owned() }
+            .into()
     }
 
     fn refuse(&self, name: &str, why: &'static str) -> Result<()> {
         let commit = self.tree.commit().to_owned();
-        Err(Fault::Unsafe { commit, entry: join(self.top, name), why }.into())
+        Err(GitError::Unsafe { commit, entry: join(self.top, name), why }.into())
     }
 }
 
@@ -152,7 +158,7 @@ fn is_needed(name: &str) -> bool {
     !name.contains('/')
         || extension == "cmake"
         || file == "CMakeLists.txt"
-        || NEEDED.iter().any(|folder| name.starts_with(folder))
+        || REQUIRED_FOLDERS.iter().any(|folder| name.starts_with(folder))
         || (PARTIAL_FOLDERS.iter().any(|folder| name.starts_with(folder))
             && CODE_EXTENSIONS.contains(&extension))
 }

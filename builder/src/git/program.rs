@@ -16,11 +16,11 @@ use tokio::process::Command;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::fault::Fault;
+use super::fault::GitError;
 use super::location::{redacted, secret};
 use crate::environment;
-use crate::error::{Error, Result};
-use crate::process::{self, Ended};
+use crate::error::{BuilderError, Result};
+use crate::process::{self, ChildExit};
 
 /// A server without output for this long counts as dead. For large repositories, the server counts objects
 /// for some seconds before data arrives, and reports progress meanwhile.
@@ -30,7 +30,7 @@ const SIZE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum bytes of a list of branches and tags: some thirty times llama.cpp's.
 const MAX_LIST_BYTES: usize = 64 << 20;
 /// Name of the remote in git's configuration, passed by environment only: a URL may contain a password.
-pub(super) const SERVER: &str = "llama-warden";
+pub(super) const REMOTE_NAME: &str = "llama-warden";
 /// Overrides of the user's settings: no hooks, no background tasks, no other repositories.
 const GIT_SETTINGS: [&str; 7] = [
     "core.hooksPath=/dev/null",
@@ -61,7 +61,7 @@ const REMOVED_VARIABLES: [&str; 13] = [
 
 /// A server with the local repository that receives its commits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Server<'a> {
+pub(super) struct GitServer<'a> {
     pub(super) url: &'a str,
     pub(super) folder: &'a Path,
     /// Description of the requested revision, for messages.
@@ -82,7 +82,7 @@ struct ReceivedPacks {
     before: HashSet<OsString>,
 }
 
-impl Server<'_> {
+impl GitServer<'_> {
     /// Runs `git` with these arguments and passes on each line of its output. Fails if `git` fails, if no
     /// output comes for too long, or if more than `most` bytes arrive.
     pub(super) async fn run(
@@ -96,7 +96,7 @@ impl Server<'_> {
         let heard = Mutex::new(GitOutput { alive: Instant::now(), bytes: 0, complaints: Vec::new() });
         let hear = || heard.lock().unwrap_or_else(PoisonError::into_inner);
         let mut size = 0;
-        let mut stopped: Option<Fault> = None;
+        let mut stopped: Option<GitError> = None;
         let ended = {
             let running = process::run(self.command(arguments), &token, |text| {
                 let mut heard = hear();
@@ -131,7 +131,7 @@ impl Server<'_> {
             }
         };
         if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
+            return Err(BuilderError::Cancelled);
         }
         if stopped.is_none() && packs.received() > most {
             stopped = Some(self.too_large(most));
@@ -141,10 +141,10 @@ impl Server<'_> {
             return Err(fault.into());
         }
         match ended {
-            Ok(Ended::Exited(status)) if status.success() => Ok(()),
-            Ok(Ended::Exited(status)) => Err(self.failed(&hear().complaints, status).into()),
-            Ok(Ended::Cancelled) => Err(Error::Cancelled),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Fault::NoGit.into()),
+            Ok(ChildExit::Exited(status)) if status.success() => Ok(()),
+            Ok(ChildExit::Exited(status)) => Err(self.failed(&hear().complaints, status).into()),
+            Ok(ChildExit::Cancelled) => Err(BuilderError::Cancelled),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(GitError::NoGit.into()),
             Err(error) => Err(crate::error::io_error("running", "git")(error)),
         }
     }
@@ -173,22 +173,22 @@ impl Server<'_> {
         if !settings.is_empty() {
             settings.push(" ");
         }
-        settings.push(format!("'remote.{SERVER}.url={}'", self.url.replace('\'', "'\\''")));
+        settings.push(format!("'remote.{REMOTE_NAME}.url={}'", self.url.replace('\'', "'\\''")));
         command.env("GIT_CONFIG_PARAMETERS", settings);
         command
     }
 
-    fn too_large(self, most: usize) -> Fault {
-        Fault::TooLarge { url: redacted(self.url), most: most as u64 >> 20 }
+    fn too_large(self, most: usize) -> GitError {
+        GitError::TooLarge { url: redacted(self.url), most: most as u64 >> 20 }
     }
 
-    fn unreachable(self, why: String) -> Fault {
-        let host = super::Location::Url(self.url.to_owned()).host().to_owned();
-        Fault::Unreachable { host, reference: self.wanted.to_owned(), why }
+    fn unreachable(self, why: String) -> GitError {
+        let host = super::GitLocation::Url(self.url.to_owned()).host().to_owned();
+        GitError::Unreachable { host, reference: self.wanted.to_owned(), why }
     }
 
     /// Maps git's messages to an error by their cause.
-    fn failed(self, complaints: &[String], status: ExitStatus) -> Fault {
+    fn failed(self, complaints: &[String], status: ExitStatus) -> GitError {
         let said = |prefix: &str| complaints.iter().find_map(|line| line.strip_prefix(prefix));
         let why =
             said("fatal: ").or_else(|| said("error: ")).or_else(|| complaints.last().map(String::as_str));
@@ -200,11 +200,11 @@ impl Server<'_> {
         if any(&["certificate", "SSL"]) {
             self.unreachable(why)
         } else if any(&REFUSED_MESSAGES) {
-            Fault::Refused { url, why }
+            GitError::Refused { url, why }
         } else if any(&UNREACHABLE_MESSAGES) {
             self.unreachable(why)
         } else {
-            Fault::Repository { doing: "fetching from", repository: url, why }
+            GitError::Repository { doing: "fetching from", repository: url, why }
         }
     }
 
@@ -298,8 +298,8 @@ mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
 
-    fn why(url: &str, lines: &[&str]) -> Fault {
-        let server = Server { url, folder: Path::new("/"), wanted: "`main`" };
+    fn why(url: &str, lines: &[&str]) -> GitError {
+        let server = GitServer { url, folder: Path::new("/"), wanted: "`main`" };
         let mut complaints = Vec::new();
         for line in lines {
             keep_complaint(&mut complaints, line);
@@ -334,20 +334,20 @@ mod tests {
             &["fatal: unable to access 'https://example.org/': The requested URL returned error: 403"],
         ] {
             let fault = why(url, lines);
-            assert!(matches!(fault, Fault::Refused { .. }), "{fault:?}");
+            assert!(matches!(fault, GitError::Refused { .. }), "{fault:?}");
             assert!(!fault.to_string().contains("secret"), "{fault}");
         }
         for line in ["fatal: early EOF", "fatal: the remote end hung up unexpectedly"] {
-            assert!(matches!(why(url, &[line]), Fault::Unreachable { .. }), "{line}");
+            assert!(matches!(why(url, &[line]), GitError::Unreachable { .. }), "{line}");
         }
-        assert!(matches!(why(url, &["fatal: not a git repository"]), Fault::Repository { .. }));
+        assert!(matches!(why(url, &["fatal: not a git repository"]), GitError::Repository { .. }));
         assert!(why(url, &[]).to_string().contains("128"), "{}", why(url, &[]));
     }
 
     #[test]
     fn a_password_is_no_argument_of_a_program_and_settings_of_the_environment_stay() {
-        let server = Server { url: "https://me:secret@example.org/a", folder: Path::new("/"), wanted: "" };
-        let command = server.command(&["ls-remote", SERVER]);
+        let server = GitServer { url: "https://me:secret@example.org/a", folder: Path::new("/"), wanted: "" };
+        let command = server.command(&["ls-remote", REMOTE_NAME]);
         assert!(!format!("{:?}", command.as_std().get_args().collect::<Vec<_>>()).contains("secret"));
         let settings = command.as_std().get_envs().find(|(name, _)| *name == "GIT_CONFIG_PARAMETERS");
         let settings = settings.and_then(|(_, value)| value).unwrap().to_string_lossy().into_owned();

@@ -5,31 +5,31 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use git2::{ErrorCode, ObjectType, Oid};
-use warden_patches::Revision;
+use warden_patches::SourceRevision;
 
 use super::commit_tree::CommitTree;
-use super::fault::{Fault, is_abbreviated};
-use crate::error::{Error, Result};
+use super::fault::{GitError, is_abbreviated};
+use crate::error::{BuilderError, Result};
 
 /// Similar names suggested for an unknown one.
 const MAX_SIMILAR_NAMES: usize = 5;
 
 /// A readable repository: with a worktree, bare, a linked worktree, or a cached one. This type never writes
 /// to it.
-pub struct Repository {
+pub struct GitRepository {
     path: PathBuf,
     shown: String,
     // libgit2's handles may move between threads, but no two threads may use one at once.
     inner: Mutex<git2::Repository>,
 }
 
-impl std::fmt::Debug for Repository {
+impl std::fmt::Debug for GitRepository {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Repository({})", self.shown)
     }
 }
 
-impl Repository {
+impl GitRepository {
     /// Opens the repository in a folder; a repository that encloses the folder does not count.
     ///
     /// # Errors
@@ -45,13 +45,13 @@ impl Repository {
             Ok(inner) => Ok(Arc::new(Self { path: path.to_owned(), shown, inner: Mutex::new(inner) })),
             Err(error) => {
                 let why = match error.code() {
-                    ErrorCode::NotFound => return Err(Fault::NoRepository { path: shown }.into()),
+                    ErrorCode::NotFound => return Err(GitError::NoRepository { path: shown }.into()),
                     ErrorCode::Owner => {
                         "it belongs to another user: add it to git's safe.directory".to_owned()
                     }
                     _ => error.message().to_owned(),
                 };
-                Err(Fault::Repository { doing: "opening", repository: shown, why }.into())
+                Err(GitError::Repository { doing: "opening", repository: shown, why }.into())
             }
         }
     }
@@ -83,10 +83,10 @@ impl Repository {
     }
 
     /// Wraps a libgit2 error.
-    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> Error {
+    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> BuilderError {
         let repository = self.shown.clone();
         move |error| {
-            Fault::Repository { doing, repository: repository.clone(), why: error.message().to_owned() }
+            GitError::Repository { doing, repository: repository.clone(), why: error.message().to_owned() }
                 .into()
         }
     }
@@ -112,7 +112,7 @@ impl Repository {
                 Ok(commit) => return Ok(commit.id().to_string()),
                 Err(error) if error.code() == ErrorCode::Ambiguous => {
                     let (repository, reference) = (self.shown.clone(), reference.to_owned());
-                    return Err(Fault::Ambiguous { repository, reference }.into());
+                    return Err(GitError::Ambiguous { repository, reference }.into());
                 }
                 Err(_) => {}
             }
@@ -192,13 +192,13 @@ impl Repository {
     /// # Errors
     ///
     /// Fails if the text is no commit id, or if the repository cannot be read.
-    pub fn revision(&self, commit: &str) -> Result<Revision> {
+    pub fn revision(&self, commit: &str) -> Result<SourceRevision> {
         let id = self.id(commit)?;
         let build_number = match self.build_tags()?.get(&id) {
             Some(number) => Some(*number),
             None => self.count(id)?,
         };
-        Ok(Revision { commit: Some(id.to_string()), build_number })
+        Ok(SourceRevision { commit: Some(id.to_string()), build_number })
     }
 
     pub(super) fn id(&self, commit: &str) -> Result<Oid> {
@@ -239,7 +239,7 @@ pub(super) fn no_such_reference<'a>(
     repository: &str,
     reference: &str,
     names: impl Iterator<Item = &'a str>,
-) -> Fault {
+) -> GitError {
     let shared = |name: &str| name.bytes().zip(reference.bytes()).take_while(|(a, b)| a == b).count();
     let mut near: Vec<(usize, &str)> =
         names.map(|name| (shared(name), name)).filter(|(score, _)| *score > 1).collect();
@@ -249,5 +249,5 @@ pub(super) fn no_such_reference<'a>(
             .then(a.1.cmp(b.1))
     });
     let similar = near.into_iter().take(MAX_SIMILAR_NAMES).map(|(_, name)| name.to_owned()).collect();
-    Fault::NoSuchReference { repository: repository.to_owned(), reference: reference.to_owned(), similar }
+    GitError::NoSuchReference { repository: repository.to_owned(), reference: reference.to_owned(), similar }
 }

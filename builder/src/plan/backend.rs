@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Compute backend of a binary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Backend {
+pub enum ComputeBackend {
     /// CPU only.
     #[default]
     Cpu,
@@ -21,7 +21,7 @@ pub enum Backend {
     Metal,
 }
 
-impl Backend {
+impl ComputeBackend {
     /// All backends.
     pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Hip, Self::Vulkan, Self::Metal];
 
@@ -42,7 +42,7 @@ impl Backend {
     }
 }
 
-impl fmt::Display for Backend {
+impl fmt::Display for ComputeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }

@@ -14,10 +14,10 @@
 //! | `LLAMA_CURL` only (before, and ik_llama.cpp) | the system's libcurl |
 
 use serde::{Deserialize, Serialize};
-use warden_patches::Tree;
+use warden_patches::SourceTree;
 
 use crate::error::Result;
-use crate::toolchain::extras::{Curl, Npm, OpenSsl};
+use crate::toolchain::extras::{CurlVersion, NpmVersion, OpenSslVersion};
 
 /// cmake option for the page.
 pub(super) const PAGE_OPTION: &str = "LLAMA_BUILD_UI";
@@ -43,9 +43,9 @@ const PAGE_REQUIRED_MARKER: &str = "asset_dir = argv[3];";
 const PLACEHOLDER_RECIPE_ENTRY: &str = "stand-in for tools/ui 1";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Offers {
+pub(crate) struct SourceFeatures {
     /// Origin of the web page.
-    pub(crate) page: Page,
+    pub(crate) page: PageOrigin,
     /// The old option disables the page.
     pub(crate) old_switch: bool,
     /// Files compiled even without a page are missing.
@@ -53,12 +53,12 @@ pub(crate) struct Offers {
     /// The source does not compile without a page.
     pub(crate) needs_page: bool,
     /// Library for downloading models.
-    pub(crate) fetches: Fetches,
+    pub(crate) fetches: DownloadLibrary,
 }
 
 /// Origin of a web page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Page {
+pub(crate) enum PageOrigin {
     #[default]
     None,
     /// The source has a page except for this file.
@@ -70,7 +70,7 @@ pub(crate) enum Page {
 
 /// Library that a source uses for downloading models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fetches {
+pub(crate) enum DownloadLibrary {
     /// The source cannot download.
     #[default]
     Nothing,
@@ -80,7 +80,7 @@ pub(crate) enum Fetches {
 
 /// Built-in features in words, and their part of the recipe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extras {
+pub struct BuildExtras {
     /// Sentence about the web page.
     pub page: String,
     /// Sentence about HTTPS.
@@ -93,34 +93,34 @@ pub struct Extras {
 
 /// Tools and libraries of this machine for extras.
 #[derive(Clone, Debug)]
-pub(crate) struct Tools {
+pub(crate) struct ExtraTools {
     /// npm, or the reason why there is no page.
-    pub(crate) npm: std::result::Result<Npm, String>,
-    pub(crate) openssl: Option<OpenSsl>,
-    pub(crate) curl: Option<Curl>,
+    pub(crate) npm: std::result::Result<NpmVersion, String>,
+    pub(crate) openssl: Option<OpenSslVersion>,
+    pub(crate) curl: Option<CurlVersion>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Choice {
-    pub(super) words: Extras,
+pub(super) struct ExtrasChoice {
+    pub(super) words: BuildExtras,
     /// npm makes the page.
     pub(super) npm: bool,
     /// The old option has to disable the page.
     pub(super) old_switch_off: bool,
     /// Library linked for downloading models.
-    pub(super) linked: Fetches,
+    pub(super) linked: DownloadLibrary,
     /// Versions of tools and linked libraries, for the recipe.
     pub(super) versions: Vec<String>,
 }
 
-impl Offers {
+impl SourceFeatures {
     /// Returns true if npm has to make the page.
     pub(crate) fn needs_npm(&self) -> bool {
-        self.page == Page::Npm
+        self.page == PageOrigin::Npm
     }
 
     /// Inspects a source. `server`: the server's folder in it.
-    pub(crate) fn of(tree: &dyn Tree, server: &str) -> Result<Self> {
+    pub(crate) fn of(tree: &dyn SourceTree, server: &str) -> Result<Self> {
         let there = |path: &str| -> Result<bool> { Ok(tree.read(path)?.is_some()) };
         let text = |path: &str| tree.read(path).map(Option::unwrap_or_default);
         let (list, servers) = (text("CMakeLists.txt")?, text(&format!("{server}/CMakeLists.txt"))?);
@@ -131,28 +131,29 @@ impl Offers {
         let needs_page = embeds && knows(&text(EMBEDDER)?, PAGE_REQUIRED_MARKER);
         let page = if embeds || there("tools/ui/package.json")? {
             if lacks_embedder {
-                Page::Lacks(EMBEDDER.to_owned())
+                PageOrigin::Lacks(EMBEDDER.to_owned())
             } else if there("tools/ui/dist/index.html")? {
-                Page::Ready
+                PageOrigin::Ready
             } else {
-                first_missing(&PAGE_SOURCES.map(str::to_owned), &there)?.map_or(Page::Npm, Page::Lacks)
+                first_missing(&PAGE_SOURCES.map(str::to_owned), &there)?
+                    .map_or(PageOrigin::Npm, PageOrigin::Lacks)
             }
         } else {
             let assets: Vec<String> =
                 public_assets(&servers).iter().map(|name| format!("{server}/public/{name}")).collect();
             let gone = first_missing(&assets, &there)?;
             match gone {
-                Some(file) => Page::Lacks(file),
-                None if !assets.is_empty() => Page::Ready,
-                None => Page::None,
+                Some(file) => PageOrigin::Lacks(file),
+                None if !assets.is_empty() => PageOrigin::Ready,
+                None => PageOrigin::None,
             }
         };
         let fetches = if knows(&list, HTTPS_OPTION) {
-            Fetches::OpenSsl
+            DownloadLibrary::OpenSsl
         } else if knows(&list, CURL_OPTION) {
-            Fetches::Curl
+            DownloadLibrary::Curl
         } else {
-            Fetches::Nothing
+            DownloadLibrary::Nothing
         };
         // Some sources with both options make the page unless both are off.
         let either = knows(&ui, &format!("{OLD_PAGE_OPTION} OR {PAGE_OPTION}"));
@@ -183,8 +184,12 @@ fn public_assets(list: &[u8]) -> Vec<String> {
 }
 
 /// Chooses the extras. `decided`: returns true if the user set this cmake option.
-pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> bool) -> Choice {
-    let mut choice = Choice::default();
+pub(super) fn choose(
+    offers: &SourceFeatures,
+    tools: &ExtraTools,
+    decided: impl Fn(&str) -> bool,
+) -> ExtrasChoice {
+    let mut choice = ExtrasChoice::default();
     let own = [PAGE_OPTION, OLD_PAGE_OPTION].into_iter().any(&decided);
     choice.words.page = match (&offers.page, &tools.npm) {
         _ if own => {
@@ -192,23 +197,23 @@ pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> b
             choice.old_switch_off = offers.old_switch && !decided(OLD_PAGE_OPTION);
             "as the options say".to_owned()
         }
-        (Page::None, _) => "none: this source has none".to_owned(),
-        (Page::Lacks(file), _) => {
+        (PageOrigin::None, _) => "none: this source has none".to_owned(),
+        (PageOrigin::Lacks(file), _) => {
             choice.old_switch_off = offers.old_switch;
             format!("none: this source lacks {file}, of which it is made")
         }
-        (Page::Ready, _) => "in the source".to_owned(),
-        (Page::Npm, Ok(npm)) => {
+        (PageOrigin::Ready, _) => "in the source".to_owned(),
+        (PageOrigin::Npm, Ok(npm)) => {
             choice.npm = true;
             choice.versions.push(npm.0.clone());
             format!("made by {}, which fetches what the source's package-lock.json names", npm.0)
         }
-        (Page::Npm, Err(why)) => {
+        (PageOrigin::Npm, Err(why)) => {
             choice.old_switch_off = offers.old_switch;
             format!("none: npm makes it, and {why}")
         }
     };
-    let no_page = !choice.npm && offers.page != Page::Ready;
+    let no_page = !choice.npm && offers.page != PageOrigin::Ready;
     if offers.stand_in || (offers.needs_page && no_page) {
         choice.words.stand_in = true;
         choice.versions.push(PLACEHOLDER_RECIPE_ENTRY.to_owned());
@@ -218,19 +223,21 @@ pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> b
         |package: &str| format!("none, so `-hf` fetches nothing: apt install {package}, then build again");
     choice.words.https = match (offers.fetches, &tools.openssl, &tools.curl) {
         _ if own => "as the options say".to_owned(),
-        (Fetches::Nothing, ..) => "none: this source fetches no models, with `-hf` or otherwise".to_owned(),
-        (Fetches::OpenSsl, Some(openssl), _) => {
-            choice.linked = Fetches::OpenSsl;
+        (DownloadLibrary::Nothing, ..) => {
+            "none: this source fetches no models, with `-hf` or otherwise".to_owned()
+        }
+        (DownloadLibrary::OpenSsl, Some(openssl), _) => {
+            choice.linked = DownloadLibrary::OpenSsl;
             choice.versions.push(openssl.0.clone());
             format!("through {} of this machine", openssl.0)
         }
-        (Fetches::OpenSsl, None, _) => nothing("libssl-dev"),
-        (Fetches::Curl, _, Some(curl)) => {
-            choice.linked = Fetches::Curl;
+        (DownloadLibrary::OpenSsl, None, _) => nothing("libssl-dev"),
+        (DownloadLibrary::Curl, _, Some(curl)) => {
+            choice.linked = DownloadLibrary::Curl;
             choice.versions.push(curl.0.clone());
             format!("through {} of this machine", curl.0)
         }
-        (Fetches::Curl, _, None) => nothing("libcurl4-openssl-dev"),
+        (DownloadLibrary::Curl, _, None) => nothing("libcurl4-openssl-dev"),
     };
     choice
 }

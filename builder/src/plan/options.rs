@@ -1,16 +1,16 @@
 //! cmake options: ours for every build, those of the backend, and the user's that are accepted.
 
-use super::backend::Backend;
-use super::extras::{Choice, Fetches, OLD_PAGE_OPTION, PAGE_OPTION};
-use super::target::Arch;
-use crate::error::{Error, Result};
-use crate::source::found::Found;
+use super::backend::ComputeBackend;
+use super::extras::{DownloadLibrary, ExtrasChoice, OLD_PAGE_OPTION, PAGE_OPTION};
+use super::target::CpuTarget;
+use crate::error::{BuilderError, Result};
+use crate::source::found::ExaminedSource;
 
 /// A static Release build of the server with the extras. Only npm uses the network.
-pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> {
+pub(super) fn fixed(source: &ExaminedSource, arch: CpuTarget, extras: &ExtrasChoice) -> Vec<String> {
     let native = match arch {
-        Arch::Native => "ON",
-        Arch::Portable => "OFF",
+        CpuTarget::Native => "ON",
+        CpuTarget::Portable => "OFF",
     };
     let switch = |on: bool| if on { "ON" } else { "OFF" };
     let revision = &source.revision;
@@ -19,9 +19,9 @@ pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> 
         // A single file, so that the store can keep it and the supervisor can start it.
         ("BUILD_SHARED_LIBS", "OFF"),
         ("GGML_NATIVE", native),
-        ("LLAMA_OPENSSL", switch(extras.linked == Fetches::OpenSsl)),
+        ("LLAMA_OPENSSL", switch(extras.linked == DownloadLibrary::OpenSsl)),
         // The option's name in sources before OpenSSL replaced curl.
-        ("LLAMA_CURL", switch(extras.linked == Fetches::Curl)),
+        ("LLAMA_CURL", switch(extras.linked == DownloadLibrary::Curl)),
         ("LLAMA_BUILD_TESTS", "OFF"),
         ("LLAMA_BUILD_APP", "OFF"),
         ("LLAMA_BUILD_UI", switch(extras.npm)),
@@ -44,24 +44,24 @@ pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> 
 }
 
 /// Options of the backend. `gpu`: architectures, if any are named; `target`: the compilers' target triple.
-pub(super) fn of_backend(backend: Backend, gpu: &[String], target: &str) -> Vec<String> {
+pub(super) fn of_backend(backend: ComputeBackend, gpu: &[String], target: &str) -> Vec<String> {
     let gpu = gpu.join(";");
     match backend {
         // Metal is on by default on Apple; elsewhere this option would only change build ids.
-        Backend::Cpu if target.contains("apple") => vec!["-DGGML_METAL=OFF".into()],
-        Backend::Cpu => Vec::new(),
+        ComputeBackend::Cpu if target.contains("apple") => vec!["-DGGML_METAL=OFF".into()],
+        ComputeBackend::Cpu => Vec::new(),
         // Without names, upstream uses its list of common architectures, because `GGML_NATIVE` is off.
-        Backend::Cuda if gpu.is_empty() => vec!["-DGGML_CUDA=ON".into()],
-        Backend::Cuda => vec!["-DGGML_CUDA=ON".into(), format!("-DCMAKE_CUDA_ARCHITECTURES={gpu}")],
-        Backend::Hip => vec![
+        ComputeBackend::Cuda if gpu.is_empty() => vec!["-DGGML_CUDA=ON".into()],
+        ComputeBackend::Cuda => vec!["-DGGML_CUDA=ON".into(), format!("-DCMAKE_CUDA_ARCHITECTURES={gpu}")],
+        ComputeBackend::Hip => vec![
             "-DGGML_HIP=ON".into(),
             format!("-DGPU_TARGETS={gpu}"),
             // The option's name in older sources.
             format!("-DAMDGPU_TARGETS={gpu}"),
         ],
-        Backend::Vulkan => vec!["-DGGML_VULKAN=ON".into()],
+        ComputeBackend::Vulkan => vec!["-DGGML_VULKAN=ON".into()],
         // Embeds the shaders, so that the server is a single file.
-        Backend::Metal => vec!["-DGGML_METAL=ON".into(), "-DGGML_METAL_EMBED_LIBRARY=ON".into()],
+        ComputeBackend::Metal => vec!["-DGGML_METAL=ON".into(), "-DGGML_METAL_EMBED_LIBRARY=ON".into()],
     }
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn of_user<'a>(options: &'a [String], wanted: &str) -> Option<&'a str
 
 /// Normalizes a user's option to `-DNAME=VALUE`, or rejects it.
 pub(super) fn checked(option: &str) -> Result<String> {
-    let refuse = |why| Err(Error::Option { option: option.to_owned(), why });
+    let refuse = |why| Err(BuilderError::Option { option: option.to_owned(), why });
     let bare = option.strip_prefix("-D").unwrap_or(option);
     let Some((typed, value)) = bare.split_once('=') else { return refuse("it is not NAME=VALUE") };
     let name = typed.split(':').next().unwrap_or(typed);

@@ -14,23 +14,23 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::backend::Backend;
-use crate::error::{Error, Result};
+use super::backend::ComputeBackend;
+use crate::error::{BuilderError, Result};
 
 /// Requested backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BackendWish {
+pub enum BackendChoice {
     /// The best backend for which this machine has a device and a toolkit.
     #[default]
     Auto,
     /// An explicit backend.
-    This(Backend),
+    This(ComputeBackend),
 }
 
 /// CPUs that the binary runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Arch {
+pub enum CpuTarget {
     /// This machine's CPU with all its features (`-march=native`). The default, as in upstream: most builds
     /// run where they are made, and on ARM the difference is a multiple. The recipe includes the CPU's
     /// features known to the compiler, so a store moved to another kind of machine yields no false hit.
@@ -43,36 +43,36 @@ pub enum Arch {
 
 /// Requested architectures: a CPU part, and GPU architectures by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ArchWish {
+pub struct ArchChoice {
     /// CPU part.
-    pub cpu: Arch,
+    pub cpu: CpuTarget,
     /// GPU architectures, such as `90`, `86-real` or `gfx1201`. Empty: this machine's GPUs, or the common
     /// ones with a portable CPU part.
     pub gpu: Vec<String>,
 }
 
-impl ArchWish {
+impl ArchChoice {
     /// The backend of the named GPU architectures, if there are any.
-    pub(crate) fn backend(&self) -> Option<Backend> {
+    pub(crate) fn backend(&self) -> Option<ComputeBackend> {
         let first = self.gpu.first()?;
-        Some(if first.starts_with("gfx") { Backend::Hip } else { Backend::Cuda })
+        Some(if first.starts_with("gfx") { ComputeBackend::Hip } else { ComputeBackend::Cuda })
     }
 
     /// Fails if an architecture does not belong to the backend.
-    pub(crate) fn check(&self, backend: Backend) -> Result<()> {
+    pub(crate) fn check(&self, backend: ComputeBackend) -> Result<()> {
         let known: fn(&str) -> bool = match backend {
-            Backend::Cuda => is_cuda,
-            Backend::Hip => is_hip,
-            Backend::Cpu | Backend::Vulkan | Backend::Metal => |_| false,
+            ComputeBackend::Cuda => is_cuda,
+            ComputeBackend::Hip => is_hip,
+            ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal => |_| false,
         };
         match self.gpu.iter().find(|name| !known(name)) {
             None => Ok(()),
-            Some(name) => Err(Error::Target {
+            Some(name) => Err(BuilderError::Target {
                 given: name.clone(),
                 why: format!("it is no architecture of the backend {backend}"),
                 cure: match backend {
-                    Backend::Cuda => "give --arch 90, or several as 86,89, or native, or portable for the common ones",
-                    Backend::Hip => "give --arch gfx1201, or several as gfx1100,gfx1201, or native",
+                    ComputeBackend::Cuda => "give --arch 90, or several as 86,89, or native, or portable for the common ones",
+                    ComputeBackend::Hip => "give --arch gfx1201, or several as gfx1100,gfx1201, or native",
                     _ => "give --arch native or --arch portable, or the --backend that the architecture belongs to",
                 }
                 .into(),
@@ -106,15 +106,15 @@ fn is_hip(name: &str) -> bool {
         })
 }
 
-impl FromStr for BackendWish {
-    type Err = Error;
+impl FromStr for BackendChoice {
+    type Err = BuilderError;
 
     fn from_str(text: &str) -> Result<Self> {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        let found = Backend::ALL.into_iter().find(|backend| backend.name() == text);
-        found.map(Self::This).ok_or_else(|| Error::Target {
+        let found = ComputeBackend::ALL.into_iter().find(|backend| backend.name() == text);
+        found.map(Self::This).ok_or_else(|| BuilderError::Target {
             given: text.to_owned(),
             why: "it is no backend".into(),
             cure: "give auto, cpu, cuda, hip, vulkan or metal".into(),
@@ -122,13 +122,13 @@ impl FromStr for BackendWish {
     }
 }
 
-impl FromStr for ArchWish {
-    type Err = Error;
+impl FromStr for ArchChoice {
+    type Err = BuilderError;
 
     /// Parses names separated by commas or semicolons, including `native` and `portable`.
     fn from_str(text: &str) -> Result<Self> {
         let refuse = |why: &str| {
-            Err(Error::Target {
+            Err(BuilderError::Target {
                 given: text.to_owned(),
                 why: why.into(),
                 cure: "give native, portable, GPUs such as 90 or gfx1201, or both: portable,90".into(),
@@ -141,8 +141,8 @@ impl FromStr for ArchWish {
                 "native" | "portable" if cpu.is_some() => {
                     return refuse("`native` and `portable` are about the one CPU part");
                 }
-                "native" => cpu = Some(Arch::Native),
-                "portable" => cpu = Some(Arch::Portable),
+                "native" => cpu = Some(CpuTarget::Native),
+                "portable" => cpu = Some(CpuTarget::Portable),
                 name if is_cuda(name) || is_hip(name) => gpu.push(name.to_owned()),
                 _ => return refuse("it is no architecture that any backend has"),
             }
@@ -154,19 +154,19 @@ impl FromStr for ArchWish {
     }
 }
 
-impl From<Backend> for BackendWish {
-    fn from(backend: Backend) -> Self {
+impl From<ComputeBackend> for BackendChoice {
+    fn from(backend: ComputeBackend) -> Self {
         Self::This(backend)
     }
 }
 
-impl From<Arch> for ArchWish {
-    fn from(cpu: Arch) -> Self {
+impl From<CpuTarget> for ArchChoice {
+    fn from(cpu: CpuTarget) -> Self {
         Self { cpu, gpu: Vec::new() }
     }
 }
 
-impl fmt::Display for BackendWish {
+impl fmt::Display for BackendChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.pad("auto"),
@@ -175,7 +175,7 @@ impl fmt::Display for BackendWish {
     }
 }
 
-impl fmt::Display for Arch {
+impl fmt::Display for CpuTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Native => "native",
@@ -184,9 +184,9 @@ impl fmt::Display for Arch {
     }
 }
 
-impl fmt::Display for ArchWish {
+impl fmt::Display for ArchChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.cpu == Arch::Portable || self.gpu.is_empty() {
+        if self.cpu == CpuTarget::Portable || self.gpu.is_empty() {
             self.cpu.fmt(f)?;
             f.write_str(if self.gpu.is_empty() { "" } else { "," })?;
         }
@@ -198,18 +198,18 @@ impl fmt::Display for ArchWish {
 mod tests {
     use super::*;
 
-    fn wish(text: &str) -> ArchWish {
+    fn wish(text: &str) -> ArchChoice {
         text.parse().unwrap()
     }
 
     #[test]
     fn the_cpu_part_and_the_gpus_are_told_apart() {
-        assert_eq!(wish("native"), ArchWish::default());
-        assert_eq!(wish("portable"), Arch::Portable.into());
-        assert_eq!(wish("90"), ArchWish { cpu: Arch::Native, gpu: vec!["90".into()] });
+        assert_eq!(wish("native"), ArchChoice::default());
+        assert_eq!(wish("portable"), CpuTarget::Portable.into());
+        assert_eq!(wish("90"), ArchChoice { cpu: CpuTarget::Native, gpu: vec!["90".into()] });
         assert_eq!(
             wish("portable,86-real; 89"),
-            ArchWish { cpu: Arch::Portable, gpu: vec!["86-real".into(), "89".into()] }
+            ArchChoice { cpu: CpuTarget::Portable, gpu: vec!["86-real".into(), "89".into()] }
         );
         for text in ["native", "portable", "90,90a", "portable,gfx1201", "all-major", "gfx90a:xnack-"] {
             assert_eq!(wish(text).to_string(), text);
@@ -228,7 +228,7 @@ mod tests {
             ("native,portable", "one CPU part"),
             ("90,gfx1201", "two backends"),
         ] {
-            let error = text.parse::<ArchWish>().unwrap_err();
+            let error = text.parse::<ArchChoice>().unwrap_err();
             assert!(error.to_string().contains(why), "{text}: {error}");
             assert!(error.hint().unwrap().contains("gfx1201"), "{text}");
         }
@@ -237,26 +237,26 @@ mod tests {
     #[test]
     fn an_architecture_of_another_backend_is_refused() {
         for (text, backend) in [
-            ("gfx1201", Backend::Cuda),
-            ("90", Backend::Hip),
-            ("90", Backend::Cpu),
-            ("90", Backend::Vulkan),
-            ("gfx1201", Backend::Metal),
+            ("gfx1201", ComputeBackend::Cuda),
+            ("90", ComputeBackend::Hip),
+            ("90", ComputeBackend::Cpu),
+            ("90", ComputeBackend::Vulkan),
+            ("gfx1201", ComputeBackend::Metal),
         ] {
             let error = wish(text).check(backend).unwrap_err();
             assert!(error.to_string().contains(backend.name()), "{error}");
         }
-        wish("90;all-major").check(Backend::Cuda).unwrap();
-        wish("gfx9-4-generic").check(Backend::Hip).unwrap();
-        wish("portable").check(Backend::Metal).unwrap();
+        wish("90;all-major").check(ComputeBackend::Cuda).unwrap();
+        wish("gfx9-4-generic").check(ComputeBackend::Hip).unwrap();
+        wish("portable").check(ComputeBackend::Metal).unwrap();
     }
 
     #[test]
     fn backends_are_read_as_they_are_shown() {
-        for backend in Backend::ALL {
-            assert_eq!(backend.name().parse::<BackendWish>().unwrap(), backend.into());
+        for backend in ComputeBackend::ALL {
+            assert_eq!(backend.name().parse::<BackendChoice>().unwrap(), backend.into());
         }
-        assert_eq!("auto".parse::<BackendWish>().unwrap().to_string(), "auto");
-        assert!("opencl".parse::<BackendWish>().unwrap_err().hint().unwrap().contains("vulkan"));
+        assert_eq!("auto".parse::<BackendChoice>().unwrap().to_string(), "auto");
+        assert!("opencl".parse::<BackendChoice>().unwrap_err().hint().unwrap().contains("vulkan"));
     }
 }

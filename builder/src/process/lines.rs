@@ -6,11 +6,11 @@ const MAX_LINE_BYTES: usize = 256 * 1024;
 
 /// Splitter with the incomplete last line.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct LineSplitter {
     pending: Vec<u8>,
 }
 
-impl Lines {
+impl LineSplitter {
     /// Adds bytes and passes on each completed line, without its terminator.
     pub(crate) fn push(&mut self, bytes: &[u8], line: &mut impl FnMut(&str)) {
         let mut rest = bytes;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     fn cut(chunks: &[&[u8]]) -> Vec<String> {
-        let (mut lines, mut found) = (Lines::default(), Vec::new());
+        let (mut lines, mut found) = (LineSplitter::default(), Vec::new());
         for chunk in chunks {
             lines.push(chunk, &mut |line: &str| found.push(line.to_owned()));
         }

@@ -26,7 +26,7 @@ use tokio::process::{Child, Command};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use lines::Lines;
+use lines::LineSplitter;
 
 /// Time between TERM and KILL: ninja removes half-written files meanwhile.
 const TERM_GRACE: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ const BUSY_POLL: Duration = Duration::from_millis(5);
 
 /// End of a program.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum ChildExit {
     /// The program exited, or a signal from another process ended it.
     Exited(ExitStatus),
     /// The caller cancelled; all processes have ended.
@@ -54,12 +54,12 @@ pub(crate) async fn run(
     mut command: Command,
     cancel: &CancellationToken,
     mut line: impl FnMut(&str),
-) -> io::Result<Ended> {
+) -> io::Result<ChildExit> {
     let (reader, writer) = io::pipe()?;
     command.stdin(Stdio::null()).stdout(OwnedFd::from(writer.try_clone()?)).stderr(OwnedFd::from(writer));
-    let mut family = Family::spawn(command).await?;
+    let mut family = ProcessTree::spawn(command).await?;
     let mut output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
-    let mut lines = Lines::default();
+    let mut lines = LineSplitter::default();
     let mut chunk = vec![0; 64 * 1024];
     let mut open = true;
     let status = loop {
@@ -67,7 +67,7 @@ pub(crate) async fn run(
             biased;
             () = cancel.cancelled() => {
                 family.stop(TERM_GRACE).await?;
-                return Ok(Ended::Cancelled);
+                return Ok(ChildExit::Cancelled);
             }
             read = output.read(&mut chunk), if open => match read? {
                 0 => open = false,
@@ -85,11 +85,11 @@ pub(crate) async fn run(
         tokio::time::timeout(OUTPUT_LINGER, rest).await.ok();
     }
     lines.finish(&mut line);
-    Ok(Ended::Exited(status))
+    Ok(ChildExit::Exited(status))
 }
 
 /// Runs a short program and returns standard output and standard error together.
-pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::Result<(Ended, String)> {
+pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::Result<(ChildExit, String)> {
     let mut text = String::new();
     let ended = run(command, cancel, |line| {
         text.push_str(line);
@@ -101,13 +101,13 @@ pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::
 
 /// A child with its descendants. Dropping it kills all of them.
 #[derive(Debug)]
-pub(crate) struct Family {
+pub(crate) struct ProcessTree {
     child: Child,
     /// PID of the child and its process group; `None` after the child was reaped.
     leader: Option<i32>,
 }
 
-impl Family {
+impl ProcessTree {
     /// Starts a program as the leader of a new process group.
     ///
     /// Takes the command by value: the command holds our copies of the pipe's write end, which must close.
@@ -195,7 +195,7 @@ fn remove_own_variables(command: &mut Command) {
     }
 }
 
-impl Drop for Family {
+impl Drop for ProcessTree {
     fn drop(&mut self) {
         if let Some(leader) = self.leader {
             let descendants = tree::descendants(leader);

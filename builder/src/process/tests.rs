@@ -39,7 +39,7 @@ async fn both_outputs_arrive_in_their_order_with_the_status() {
     let cancel = CancellationToken::new();
     let (ended, text) = output(shell("echo one; echo two >&2; printf three; exit 3"), &cancel).await.unwrap();
     assert_eq!(text, "one\ntwo\nthree\n");
-    assert!(matches!(ended, Ended::Exited(status) if status.code() == Some(3)));
+    assert!(matches!(ended, ChildExit::Exited(status) if status.code() == Some(3)));
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn a_helper_that_keeps_the_pipe_does_not_keep_us() {
     let script = format!("sleep 600 & echo $! > {}; echo done", file.display());
     let (ended, text) = output(shell(&script), &CancellationToken::new()).await.unwrap();
     assert_eq!(text, "done\n");
-    assert!(matches!(ended, Ended::Exited(status) if status.success()));
+    assert!(matches!(ended, ChildExit::Exited(status) if status.success()));
     let pid: i32 = line_of(&file).await.parse().unwrap();
     rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
 }
@@ -99,7 +99,7 @@ async fn cancelling_ends_descendants_in_other_groups_too() {
         cancel.cancel();
         pid
     });
-    assert!(matches!(ended.unwrap().0, Ended::Cancelled));
+    assert!(matches!(ended.unwrap().0, ChildExit::Cancelled));
     gone(&pid).await;
 }
 
@@ -108,7 +108,7 @@ async fn a_child_that_is_deaf_to_term_is_killed_after_the_grace() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pid");
     let script = format!("trap '' TERM; echo $$ > {}; while :; do sleep 0.01; done", file.display());
-    let mut family = Family::spawn(shell(&script)).await.unwrap();
+    let mut family = ProcessTree::spawn(shell(&script)).await.unwrap();
     let pid = line_of(&file).await;
     family.stop(Duration::from_millis(50)).await.unwrap();
     gone(&pid).await;
@@ -133,7 +133,7 @@ async fn what_runs_inside_of_a_tool_is_told_to_end_and_the_tool_sees_it() {
     let file = folder.path().join("pid");
     let sleep = ["/usr/bin/sleep", "/bin/sleep"].iter().find_map(|path| fs::canonicalize(path).ok()).unwrap();
     let script = format!("{} 600 & echo $! > {}; wait $!; exit 7", sleep.display(), file.display());
-    let mut family = Family::spawn(shell(&script)).await.unwrap();
+    let mut family = ProcessTree::spawn(shell(&script)).await.unwrap();
     let pid = line_of(&file).await;
     // Between fork and exec, the child still is a shell.
     let runs = async {

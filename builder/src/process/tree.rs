@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// A process, distinguished by start time from a later one with the same PID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
+pub(crate) struct DescendantProcess {
     pid: i32,
     parent: i32,
     /// Start time in clock ticks since boot.
@@ -19,9 +19,9 @@ pub(crate) struct Process {
 }
 
 /// All live descendants of a process, without itself. Empty if `/proc` is unreadable.
-pub(crate) fn descendants(root: i32) -> Vec<Process> {
+pub(crate) fn descendants(root: i32) -> Vec<DescendantProcess> {
     let Ok(folders) = fs::read_dir("/proc") else { return Vec::new() };
-    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    let mut children: HashMap<i32, Vec<DescendantProcess>> = HashMap::new();
     for folder in folders.flatten() {
         let pid = folder.file_name().to_str().and_then(|name| name.parse().ok());
         if let Some(process) = pid.and_then(read) {
@@ -39,12 +39,12 @@ pub(crate) fn descendants(root: i32) -> Vec<Process> {
 }
 
 /// Returns true while the process runs; a killed one still does for a moment.
-pub(crate) fn lives(process: &Process) -> bool {
+pub(crate) fn lives(process: &DescendantProcess) -> bool {
     read(process.pid).is_some_and(|now| now.started == process.started)
 }
 
 /// Kills the processes that still run. Send TERM before, as a killed process cannot clean up.
-pub(crate) fn kill(processes: &[Process]) {
+pub(crate) fn kill(processes: &[DescendantProcess]) {
     for process in processes {
         if let (true, Some(pid)) = (lives(process), Pid::from_raw(process.pid)) {
             // An error means that the process has ended already.
@@ -54,8 +54,8 @@ pub(crate) fn kill(processes: &[Process]) {
 }
 
 /// Sends TERM to the processes that run this program.
-pub(crate) fn tell(processes: &[Process], program: &Path) {
-    let runs = |process: &&Process| {
+pub(crate) fn tell(processes: &[DescendantProcess], program: &Path) {
+    let runs = |process: &&DescendantProcess| {
         let exe = fs::read_link(format!("/proc/{}/exe", process.pid));
         exe.is_ok_and(|exe| exe == program) && lives(process)
     };
@@ -64,20 +64,20 @@ pub(crate) fn tell(processes: &[Process], program: &Path) {
     }
 }
 
-fn read(pid: i32) -> Option<Process> {
+fn read(pid: i32) -> Option<DescendantProcess> {
     parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Parses `pid (name) state parent ...` with the start time as field 22 (`proc_pid_stat(5)`). The name may
 /// contain spaces and parentheses, so fields start after the last `)`.
-fn parse(pid: i32, line: &str) -> Option<Process> {
+fn parse(pid: i32, line: &str) -> Option<DescendantProcess> {
     let mut fields = line.rsplit_once(')')?.1.split_ascii_whitespace();
     if fields.next()? == "Z" {
         return None;
     }
     let parent = fields.next()?.parse().ok()?;
     let started = fields.nth(17)?.parse().ok()?;
-    Some(Process { pid, parent, started })
+    Some(DescendantProcess { pid, parent, started })
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_name_of_a_process_does_not_confuse_the_fields() {
         let line = "7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
-        assert_eq!(parse(7, line), Some(Process { pid: 7, parent: 3, started: 4711 }));
+        assert_eq!(parse(7, line), Some(DescendantProcess { pid: 7, parent: 3, started: 4711 }));
     }
 
     #[test]

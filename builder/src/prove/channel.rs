@@ -11,13 +11,13 @@ const BLOCK_BYTES: usize = 64;
 const BLOCK_COUNT: u32 = 16;
 /// Status bits of an answer: done, and done in part only.
 const STATUS_DONE: u16 = 1;
-const PARTLY: u16 = 2;
+const STATUS_PARTIAL: u16 = 2;
 /// Request bits for graphs, pools, cuBLAS and the heap.
-pub(super) const ALL: u32 = 1 | 2 | 4 | 8;
+pub(super) const RECLAIM_ALL: u32 = 1 | 2 | 4 | 8;
 
 /// Answer of one part of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct ReclaimReply {
     /// The part is the CUDA backend, else llama-server itself.
     pub(super) cuda: bool,
     pub(super) done: bool,
@@ -25,9 +25,9 @@ pub(super) struct Answer {
 }
 
 /// The mapped file, as the supervisor uses it.
-pub(super) struct Channel(File);
+pub(super) struct ReclaimFile(File);
 
-impl Channel {
+impl ReclaimFile {
     pub(super) fn create(path: &Path) -> std::io::Result<Self> {
         let file = File::options().create_new(true).read(true).write(true).open(path)?;
         file.set_len(BLOCK_BYTES as u64 * u64::from(2 + 2 * BLOCK_COUNT))?;
@@ -67,7 +67,7 @@ impl Channel {
     }
 
     /// Answers to a request so far.
-    pub(super) fn answers(&self, number: u64) -> Vec<Answer> {
+    pub(super) fn answers(&self, number: u64) -> Vec<ReclaimReply> {
         (0..2 * BLOCK_COUNT)
             .filter_map(|at| {
                 let mut block = [0; BLOCK_BYTES];
@@ -78,7 +78,7 @@ impl Channel {
     }
 }
 
-fn parse_answer(block: &[u8; BLOCK_BYTES], number: u64, cuda: bool) -> Option<Answer> {
+fn parse_answer(block: &[u8; BLOCK_BYTES], number: u64, cuda: bool) -> Option<ReclaimReply> {
     let long = |at: usize| block[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
     let short = |at: usize| block[at..at + 2].try_into().map_or(0, u16::from_ne_bytes);
     let result = short(44);
@@ -86,7 +86,7 @@ fn parse_answer(block: &[u8; BLOCK_BYTES], number: u64, cuda: bool) -> Option<An
         return None;
     }
     let bytes = (0..4).map(|count| long(8 + 8 * count)).sum();
-    Some(Answer { cuda, done: matches!(result, STATUS_DONE | PARTLY), bytes })
+    Some(ReclaimReply { cuda, done: matches!(result, STATUS_DONE | STATUS_PARTIAL), bytes })
 }
 
 /// Checksum: FNV-1a over all but the last eight bytes.
@@ -104,8 +104,8 @@ mod tests {
     fn an_answer_counts_for_its_request_and_only_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("reclaim");
-        let channel = Channel::create(&path).unwrap();
-        channel.ask(3, ALL, 1000).unwrap();
+        let channel = ReclaimFile::create(&path).unwrap();
+        channel.ask(3, RECLAIM_ALL, 1000).unwrap();
         assert_eq!((channel.answers(3), channel.joined()), (Vec::new(), 0));
         let mut block = [0; BLOCK_BYTES];
         block[..8].copy_from_slice(&3_u64.to_ne_bytes());
@@ -115,10 +115,10 @@ mod tests {
         block[56..].copy_from_slice(&check.to_ne_bytes());
         let at = BLOCK_BYTES as u64 * u64::from(2 + BLOCK_COUNT);
         channel.0.write_all_at(&block, at).unwrap();
-        assert_eq!(channel.answers(3), [Answer { cuda: true, done: true, bytes: 500 }]);
+        assert_eq!(channel.answers(3), [ReclaimReply { cuda: true, done: true, bytes: 500 }]);
         assert_eq!((channel.answers(4), channel.joined()), (Vec::new(), 1));
         channel.0.write_all_at(&[9], at + 24).unwrap();
         assert_eq!(channel.answers(3), [], "it is torn");
-        assert!(Channel::create(&path).is_err(), "nobody's file is taken");
+        assert!(ReclaimFile::create(&path).is_err(), "nobody's file is taken");
     }
 }

@@ -7,39 +7,39 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
-use warden_patches::Fix;
-use warden_patches::prove::{Done, How};
+use warden_patches::SetFix;
+use warden_patches::prove::{ProofStep, StepResult};
 use warden_patches::set::VariableKind;
 
-use super::channel::{ALL, Channel};
+use super::channel::{RECLAIM_ALL, ReclaimFile};
 use super::{questions, report};
 use crate::build::Builder;
 use crate::environment::short_temporary_folder;
-use crate::error::{Error, Result, io_error};
+use crate::error::{BuilderError, Result, io_error};
 use crate::sample_model;
-use crate::verify::{Server, Trial, healthy};
+use crate::verify::{TestServer, TrialSettings, healthy};
 
 /// Poll interval for answers and files.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Default time for a part to claim its block of the file, and then to answer.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PART_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two builds of the same source tree.
 #[derive(Clone, Debug)]
-pub struct Pair<'a> {
+pub struct BuildPair<'a> {
     /// Path of the unpatched llama-server.
     pub plain: &'a Path,
     /// Path of the patched llama-server.
     pub patched: &'a Path,
     /// Fixes in the patched server.
-    pub fixes: Vec<&'a Fix>,
+    pub fixes: Vec<&'a SetFix>,
     /// Both compute on a GPU of this machine.
     pub gpu: bool,
     /// Path of compute-sanitizer, if it is to be used.
     pub sanitizer: Option<PathBuf>,
     /// Time limit for each start and for each round of requests.
     pub limit: Duration,
-    /// Time limit for the output of a fix: counters, block, answer. [`PATIENCE`] suffices
+    /// Time limit for the output of a fix: counters, block, answer. [`PART_TIMEOUT`] suffices
     /// on any machine.
     pub patience: Duration,
 }
@@ -50,7 +50,7 @@ pub struct Pair<'a> {
 ///
 /// Fails if a file cannot be written, or on cancellation. Different answers and crashed servers are no
 /// errors: their steps are marked as failed.
-pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
+pub async fn compare(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<ProofStep>> {
     let base = short_temporary_folder();
     let folder = tempfile::Builder::new()
         .prefix("llama-warden-prove-")
@@ -58,7 +58,8 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
         .tempdir_in(&base)
         .map_err(io_error("creating a folder in", base))?;
     let model = folder.path().join("sample.gguf");
-    sample_model::write(&model, &sample_model::Options::default()).map_err(io_error("writing", &model))?;
+    sample_model::write(&model, &sample_model::SampleModelOptions::default())
+        .map_err(io_error("writing", &model))?;
     let rounds = BuildComparison { builder, pair, folder: folder.path() };
     let mut all = Vec::new();
     let place = if pair.gpu { "on the GPU" } else { "on the CPU" };
@@ -66,21 +67,21 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
     let plain = match rounds.round("plain", pair.plain, &[]).await? {
         Ok(round) => round,
         Err(text) => {
-            all.push(Done { what: what("the plain server answers"), how: How::Failed, text });
+            all.push(ProofStep { what: what("the plain server answers"), how: StepResult::Failed, text });
             return Ok(all);
         }
     };
     let again = rounds.round("again", pair.plain, &[]).await?;
     if let Some(differ) = again.ok().and_then(|again| questions::difference(&plain.answers, &again.answers)) {
         let text = format!("the plain server itself does not answer twice the same way: {differ}");
-        all.push(Done { what: what("answers can be compared"), how: How::NotShown, text });
+        all.push(ProofStep { what: what("answers can be compared"), how: StepResult::NotShown, text });
         return Ok(all);
     }
     let compared = |round: std::result::Result<&ServerRound, &String>| match round {
-        Err(text) => (How::Failed, text.clone()),
+        Err(text) => (StepResult::Failed, text.clone()),
         Ok(round) => match questions::difference(&plain.answers, &round.answers) {
-            Some(differ) => (How::Failed, differ),
-            None => (How::Shown, format!("{} of {}", round.answers.len(), plain.answers.len())),
+            Some(differ) => (StepResult::Failed, differ),
+            None => (StepResult::Shown, format!("{} of {}", round.answers.len(), plain.answers.len())),
         },
     };
     let off = rounds.round("off", pair.patched, &[]).await?;
@@ -88,9 +89,9 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
     if let Some(line) =
         off.as_ref().ok().and_then(|off| off.output.lines().find(|line| line.starts_with("llama-warden:")))
     {
-        (how, text) = (How::Failed, format!("it says without being asked: {line}"));
+        (how, text) = (StepResult::Failed, format!("it says without being asked: {line}"));
     }
-    all.push(Done { what: what("with every fix off it answers as the plain server"), how, text });
+    all.push(ProofStep { what: what("with every fix off it answers as the plain server"), how, text });
     for fix in &pair.fixes {
         let variables = rounds.variables(fix)?;
         let round = rounds.round(&fix.id, pair.patched, &variables).await?;
@@ -98,16 +99,16 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
         let mut text = vec![text];
         if let Ok(round) = &round {
             if !fix.marker.is_empty() && !round.output.contains(&fix.marker) {
-                how = How::Failed;
+                how = StepResult::Failed;
                 text.push(format!("it does not say `{}`", fix.marker));
             }
             for (good, said) in &round.seen {
-                how = if *good { how } else { How::Failed };
+                how = if *good { how } else { StepResult::Failed };
                 text.push(said.clone());
             }
         }
         let title = format!("with {} on it answers as the plain server", fix.id);
-        all.push(Done { what: what(&title), how, text: text.join("; ") });
+        all.push(ProofStep { what: what(&title), how, text: text.join("; ") });
     }
     if pair.gpu {
         all.push(rounds.run_memcheck(&plain).await?);
@@ -125,13 +126,13 @@ struct ServerRound {
 
 struct BuildComparison<'a> {
     builder: &'a Builder,
-    pair: &'a Pair<'a>,
+    pair: &'a BuildPair<'a>,
     folder: &'a Path,
 }
 
 impl BuildComparison<'_> {
     /// Variables that enable a fix: its defaults, and paths of our files.
-    fn variables(&self, fix: &Fix) -> Result<Vec<(String, String)>> {
+    fn variables(&self, fix: &SetFix) -> Result<Vec<(String, String)>> {
         let mut all = Vec::new();
         for (number, variable) in fix.variables.iter().enumerate() {
             let value = match (&variable.default, variable.kind) {
@@ -140,7 +141,7 @@ impl BuildComparison<'_> {
                 (None, VariableKind::Path) => {
                     let path = self.folder.join(format!("{}.file", fix.id));
                     if variable.name == RECLAIM_VARIABLE {
-                        drop(Channel::create(&path).map_err(io_error("creating", &path))?);
+                        drop(ReclaimFile::create(&path).map_err(io_error("creating", &path))?);
                     }
                     path.to_string_lossy().into_owned()
                 }
@@ -170,7 +171,7 @@ impl BuildComparison<'_> {
         variables: &[(String, String)],
         inside: Option<&Path>,
     ) -> Result<std::result::Result<ServerRound, String>> {
-        let trial = Trial {
+        let trial = TrialSettings {
             timeout: self.pair.limit,
             gpu: self.pair.gpu,
             hide: !self.pair.gpu,
@@ -182,7 +183,8 @@ impl BuildComparison<'_> {
         // Older servers lack Unix sockets and some flags.
         for (unix, flags) in [(true, &flags[..]), (false, &flags[..8])] {
             let mut server =
-                Server::start(binary, self.folder, &format!("{name}-{unix}"), flags, &trial, unix).await?;
+                TestServer::start(binary, self.folder, &format!("{name}-{unix}"), flags, &trial, unix)
+                    .await?;
             if self.is_ready(&mut server).await? {
                 started = Some(server);
                 break;
@@ -223,7 +225,7 @@ impl BuildComparison<'_> {
         };
         let asked: std::result::Result<_, String> = tokio::select! {
             biased;
-            () = self.builder.cancel.cancelled() => return Err(Error::Cancelled),
+            () = self.builder.cancel.cancelled() => return Err(BuilderError::Cancelled),
             asked = asked => asked,
             () = server.ended() => Err("the server ended".to_owned()),
         };
@@ -239,11 +241,11 @@ impl BuildComparison<'_> {
         })
     }
 
-    async fn is_ready(&self, server: &mut Server) -> Result<bool> {
+    async fn is_ready(&self, server: &mut TestServer) -> Result<bool> {
         let door = server.door();
         tokio::select! {
             biased;
-            () = self.builder.cancel.cancelled() => Err(Error::Cancelled),
+            () = self.builder.cancel.cancelled() => Err(BuilderError::Cancelled),
             ready = timeout(self.pair.limit, healthy(&door)) => Ok(ready.unwrap_or(false)),
             () = server.ended() => Ok(false),
         }
@@ -267,11 +269,11 @@ impl BuildComparison<'_> {
 
     /// Checks that the server returns its hoarded memory on request.
     async fn reclaimed(&self, file: &Path) -> Vec<(bool, String)> {
-        let opened = fs::File::options().read(true).write(true).open(file).map(Channel::of);
+        let opened = fs::File::options().read(true).write(true).open(file).map(ReclaimFile::of);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
         // Each fix that supports requests has a part. A part claims its block shortly after its first
         // computation, and counts earlier requests as done.
-        let reads = |fix: &&Fix| fix.variables.iter().any(|variable| variable.name == RECLAIM_VARIABLE);
+        let reads = |fix: &&SetFix| fix.variables.iter().any(|variable| variable.name == RECLAIM_VARIABLE);
         let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();
         let until = Instant::now() + self.pair.patience;
         while channel.joined() < all {
@@ -281,7 +283,7 @@ impl BuildComparison<'_> {
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        if let Err(error) = channel.ask(1, ALL, 30_000) {
+        if let Err(error) = channel.ask(1, RECLAIM_ALL, 30_000) {
             return vec![(false, format!("it cannot be asked: {error}"))];
         }
         let until = Instant::now() + self.pair.patience;
@@ -308,11 +310,11 @@ impl BuildComparison<'_> {
     }
 
     /// Runs all fixes together under compute-sanitizer.
-    async fn run_memcheck(&self, plain: &ServerRound) -> Result<Done> {
+    async fn run_memcheck(&self, plain: &ServerRound) -> Result<ProofStep> {
         let what = "compute-sanitizer's memcheck finds nothing, with all fixes on".to_owned();
         let Some(tool) = &self.pair.sanitizer else {
             let text = "compute-sanitizer is not here (it comes with the CUDA toolkit)".to_owned();
-            return Ok(Done { what, how: How::NotShown, text });
+            return Ok(ProofStep { what, how: StepResult::NotShown, text });
         };
         let mut variables: Vec<(String, String)> = Vec::new();
         for fix in &self.pair.fixes {
@@ -324,7 +326,7 @@ impl BuildComparison<'_> {
         }
         let (round, log) = self.watched("watched", tool, self.pair.patched, &variables).await?;
         let round = match round {
-            Err(text) => return Ok(Done { what, how: How::Failed, text }),
+            Err(text) => return Ok(ProofStep { what, how: StepResult::Failed, text }),
             Ok(round) => round,
         };
         // A fix that was idle under the tool was not checked by it.
@@ -345,7 +347,7 @@ impl BuildComparison<'_> {
             }
         }
         if let Some(text) = wrong {
-            return Ok(Done { what, how: How::Failed, text });
+            return Ok(ProofStep { what, how: StepResult::Failed, text });
         }
         let told = fs::read_to_string(&log).unwrap_or_default();
         let line = told.lines().rev().find(|line| line.contains("ERROR SUMMARY:"));
@@ -353,11 +355,11 @@ impl BuildComparison<'_> {
             line.map_or("the tool told no summary", |line| line.trim_start_matches(['=', ' '])).to_owned()
                 + note;
         let how = match line {
-            Some(line) if line.contains("ERROR SUMMARY: 0 errors") => How::Shown,
-            Some(_) => How::Failed,
-            None => How::NotShown,
+            Some(line) if line.contains("ERROR SUMMARY: 0 errors") => StepResult::Shown,
+            Some(_) => StepResult::Failed,
+            None => StepResult::NotShown,
         };
-        Ok(Done { what, how, text })
+        Ok(ProofStep { what, how, text })
     }
 
     /// Starts a server under the tool. Returns its round and the path of the tool's log.
@@ -385,8 +387,8 @@ impl BuildComparison<'_> {
     }
 
     /// Like [`Self::variables`], with a suffix in the names of files.
-    fn variables_with(&self, fix: &Fix, suffix: &str) -> Result<Vec<(String, String)>> {
-        let named = Fix { id: format!("{}-{suffix}", fix.id), ..fix.clone() };
+    fn variables_with(&self, fix: &SetFix, suffix: &str) -> Result<Vec<(String, String)>> {
+        let named = SetFix { id: format!("{}-{suffix}", fix.id), ..fix.clone() };
         self.variables(&named)
     }
 }

@@ -9,14 +9,14 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
-use warden_patches::prove::{Done, Harness, How};
-use warden_patches::set::conformance::{Conformance, NOT_HERE_STATUS, Scenario};
+use warden_patches::prove::{ConformanceProgram, ProofStep, StepResult};
+use warden_patches::set::conformance::{ConformanceScenario, ConformanceSpec, NOT_HERE_STATUS};
 
 use crate::build::Builder;
 use crate::environment::without;
-use crate::error::{Error, Result, io_error};
-use crate::event::Event;
-use crate::process::{self, Ended};
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::BuildEvent;
+use crate::process::{self, ChildExit};
 
 /// Time limit of a scenario: the longest takes some seconds, and more under a sanitizer or on a busy machine.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(180);
@@ -38,14 +38,14 @@ const SANITIZER_FLAGS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-saniti
 /// and scenarios are no errors: their steps are marked as failed.
 pub async fn conform(
     builder: &Builder,
-    conformance: &Conformance,
-    harness: &Harness,
-) -> Result<(Vec<Done>, Vec<String>)> {
+    conformance: &ConformanceSpec,
+    harness: &ConformanceProgram,
+) -> Result<(Vec<ProofStep>, Vec<String>)> {
     let mut all = Vec::new();
     let what = |text: &str| format!("compiles with the tree's own code {text}");
     if !harness.missing.is_empty() {
         let text = format!("not in this tree: {}", harness.missing.join("; "));
-        all.push(Done { what: what(""), how: How::Failed, text });
+        all.push(ProofStep { what: what(""), how: StepResult::Failed, text });
         return Ok((all, Vec::new()));
     }
     let compiler = compiler(builder)?;
@@ -69,17 +69,21 @@ pub async fn conform(
         let (code, output) = run(command, COMPILE_TIMEOUT, &builder.cancel).await?;
         if code == Some(0) {
             programs.push((name.clone(), program));
-            all.push(Done { what: what(&format!("({name})")), how: How::Shown, text: String::new() });
+            all.push(ProofStep {
+                what: what(&format!("({name})")),
+                how: StepResult::Shown,
+                text: String::new(),
+            });
         } else {
             let text = compiler_errors(&output);
-            all.push(Done { what: what(&format!("({name})")), how: How::Failed, text });
+            all.push(ProofStep { what: what(&format!("({name})")), how: StepResult::Failed, text });
         }
     }
     if programs.is_empty() {
         return Ok((all, tools));
     }
     for scenario in &conformance.scenarios {
-        builder.reporter.tell(Event::Note(format!("plays {}: {}", scenario.id, scenario.text)));
+        builder.reporter.tell(BuildEvent::Note(format!("plays {}: {}", scenario.id, scenario.text)));
         all.push(played(scenario, &programs, folder.path(), &builder.cancel).await?);
     }
     Ok((all, tools))
@@ -87,12 +91,12 @@ pub async fn conform(
 
 /// Runs a scenario in each compiled variant. Returns the first failure.
 async fn played(
-    scenario: &Scenario,
+    scenario: &ConformanceScenario,
     programs: &[(String, PathBuf)],
     folder: &Path,
     cancel: &CancellationToken,
-) -> Result<Done> {
-    let done = |how, text| Done { what: format!("{}: {}", scenario.id, scenario.text), how, text };
+) -> Result<ProofStep> {
+    let done = |how, text| ProofStep { what: format!("{}: {}", scenario.id, scenario.text), how, text };
     let (mut shown, mut not_here) = (0, String::new());
     for (name, program) in programs {
         let own = tempfile::Builder::new()
@@ -114,24 +118,24 @@ async fn played(
             Some(NOT_HERE_STATUS) => output.lines().last().unwrap_or_default().clone_into(&mut not_here),
             Some(code) => {
                 return Ok(done(
-                    How::Failed,
+                    StepResult::Failed,
                     format!("{name}: it ended with {code}: {}", last_lines(&output)),
                 ));
             }
-            None => return Ok(done(How::Failed, format!("{name}: {}", last_lines(&output)))),
+            None => return Ok(done(StepResult::Failed, format!("{name}: {}", last_lines(&output)))),
         }
     }
     Ok(match shown {
-        0 => done(How::NotHere, not_here),
-        1 if programs.len() == 1 => done(How::Shown, String::new()),
-        shown => done(How::Shown, format!("in {shown} of {} ways", programs.len())),
+        0 => done(StepResult::NotHere, not_here),
+        1 if programs.len() == 1 => done(StepResult::Shown, String::new()),
+        shown => done(StepResult::Shown, format!("in {shown} of {} ways", programs.len())),
     })
 }
 
 /// The C++ compiler, the same one as for builds.
 fn compiler(builder: &Builder) -> Result<PathBuf> {
     let wish = builder.env.cxx.clone().unwrap_or_else(|| "c++".into());
-    builder.env.find(&wish).ok_or_else(|| Error::MissingProgram {
+    builder.env.find(&wish).ok_or_else(|| BuilderError::MissingProgram {
         program: format!("{} (a C++ compiler)", wish.to_string_lossy()),
         package: "g++",
     })
@@ -171,8 +175,8 @@ async fn run(command: Command, limit: Duration, cancel: &CancellationToken) -> R
         return Ok((None, format!("it was not at its end after {} s", limit.as_secs())));
     };
     match ended.map_err(io_error("running", shown))? {
-        (Ended::Cancelled, _) => Err(Error::Cancelled),
-        (Ended::Exited(status), output) => {
+        (ChildExit::Cancelled, _) => Err(BuilderError::Cancelled),
+        (ChildExit::Exited(status), output) => {
             let output = if status.code().is_none() { format!("{output}{status}") } else { output };
             Ok((status.code(), output))
         }

@@ -13,7 +13,7 @@ mod conform;
 mod questions;
 mod report;
 
-pub use compare::{PATIENCE, Pair, compare};
+pub use compare::{BuildPair, PART_TIMEOUT, compare};
 pub use conform::conform;
 
 /// The current time for a record: RFC 3339 in UTC.
@@ -23,7 +23,7 @@ pub fn now() -> String {
 
 /// This machine for a record: host name, kernel, architecture and CPU.
 pub fn host() -> String {
-    let here = crate::store::Host::here();
+    let here = crate::store::BuildHost::here();
     let parts = [here.name, here.kernel, here.machine, here.cpu];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::verify::Door;
+use crate::verify::ServerAddress;
 
 /// Words in the prompt of each request; the lengths vary so that graphs and pools of several sizes are
 /// created.
@@ -26,7 +26,7 @@ pub(super) fn all() -> Vec<Value> {
 }
 
 /// Sends all requests in sequence. Returns the comparable part of each answer, or why one is missing.
-pub(super) async fn answers(door: &Door) -> Result<Vec<Value>, String> {
+pub(super) async fn answers(door: &ServerAddress) -> Result<Vec<Value>, String> {
     let client = door.client().map_err(|error| error.to_string())?;
     let mut answers = Vec::new();
     for body in all() {

@@ -17,18 +17,18 @@ const POOL_BYTES_INDEX: usize = 10;
 
 /// Sums over all existing contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counters {
+pub(super) struct ReportCounters {
     pub(super) computes: u64,
     pub(super) graphs: u64,
     pub(super) pool_bytes: u64,
 }
 
 /// Parses a report; `None` for any other file.
-pub(super) fn read(file: &[u8]) -> Option<Counters> {
+pub(super) fn read(file: &[u8]) -> Option<ReportCounters> {
     if file.get(..MAGIC.len())? != MAGIC {
         return None;
     }
-    let mut all = Counters::default();
+    let mut all = ReportCounters::default();
     for record in file.get(HEADER_BYTES..)?.as_chunks::<RECORD_BYTES>().0 {
         let state = record.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
         if state != Some(LIVE_STATE) {
@@ -64,7 +64,7 @@ mod tests {
         put(0, LIVE_STATE, &[(COMPUTES_INDEX, 5), (GRAPHS_INDEX, 2), (POOL_BYTES_INDEX, 100)]);
         put(1, 2, &[(COMPUTES_INDEX, 50)]);
         put(2, LIVE_STATE, &[(COMPUTES_INDEX, 7), (POOL_BYTES_INDEX, 11)]);
-        assert_eq!(read(&file), Some(Counters { computes: 12, graphs: 2, pool_bytes: 111 }));
+        assert_eq!(read(&file), Some(ReportCounters { computes: 12, graphs: 2, pool_bytes: 111 }));
         assert_eq!(read(b"something else, longer than a magic"), None);
         assert_eq!(read(b""), None);
     }

@@ -5,10 +5,10 @@
 //! purpose. Keys and tensor names are those of llama.cpp's `tools/mtmd/clip-impl.h` for the projector
 //! `gemma3`, which needs no tokens of its own.
 
-use crate::gguf::{Gguf, Value};
+use crate::gguf::{GgufWriter, MetadataValue};
 
-use super::WIDTH;
-use super::noise::Noise;
+use super::F32_WIDTH;
+use super::noise::NoiseStream;
 
 const CHANNELS: u32 = 32;
 /// Width inside the FFN.
@@ -21,35 +21,35 @@ const POOL_EDGE: u32 = 2;
 /// Gain of the projection: high enough that the text depends on the image.
 const PROJECTION_GAIN: f64 = 6.0;
 
-pub(crate) fn file(seed: u64) -> Gguf {
-    let mut file = Gguf::new("clip");
-    file.set("general.type", Value::String("mmproj".to_owned()))
-        .set("general.name", Value::String("llama-warden sample (mmproj)".to_owned()))
-        .set("general.file_type", Value::U32(0))
-        .set("clip.has_vision_encoder", Value::Bool(true))
-        .set("clip.projector_type", Value::String("gemma3".to_owned()))
-        .set("clip.use_gelu", Value::Bool(true));
+pub(crate) fn file(seed: u64) -> GgufWriter {
+    let mut file = GgufWriter::new("clip");
+    file.set("general.type", MetadataValue::String("mmproj".to_owned()))
+        .set("general.name", MetadataValue::String("llama-warden sample (mmproj)".to_owned()))
+        .set("general.file_type", MetadataValue::U32(0))
+        .set("clip.has_vision_encoder", MetadataValue::Bool(true))
+        .set("clip.projector_type", MetadataValue::String("gemma3".to_owned()))
+        .set("clip.use_gelu", MetadataValue::Bool(true));
     for (key, number) in [
         ("embedding_length", CHANNELS),
         ("feed_forward_length", FFN_WIDTH),
         ("block_count", 1),
-        ("projection_dim", WIDTH),
+        ("projection_dim", F32_WIDTH),
         ("attention.head_count", 2),
         ("image_size", IMAGE_EDGE),
         ("patch_size", PATCH_EDGE),
         ("projector.scale_factor", POOL_EDGE),
     ] {
-        file.set(&format!("clip.vision.{key}"), Value::U32(number));
+        file.set(&format!("clip.vision.{key}"), MetadataValue::U32(number));
     }
-    file.set("clip.vision.attention.layer_norm_epsilon", Value::F32(1e-6))
-        .set("clip.vision.image_mean", Value::F32s(vec![0.5; 3]))
-        .set("clip.vision.image_std", Value::F32s(vec![0.5; 3]));
+    file.set("clip.vision.attention.layer_norm_epsilon", MetadataValue::F32(1e-6))
+        .set("clip.vision.image_mean", MetadataValue::F32s(vec![0.5; 3]))
+        .set("clip.vision.image_std", MetadataValue::F32s(vec![0.5; 3]));
 
     let (channels, inner, width, patch) =
-        (CHANNELS as usize, FFN_WIDTH as usize, WIDTH as usize, PATCH_EDGE as usize);
+        (CHANNELS as usize, FFN_WIDTH as usize, F32_WIDTH as usize, PATCH_EDGE as usize);
     let noise = |name: &str, count: usize, inputs: usize, gain: f64| {
         let inputs = u32::try_from(inputs).unwrap_or(u32::MAX);
-        Noise::new(seed, name).take(count, gain / f64::from(inputs).sqrt())
+        NoiseStream::new(seed, name).take(count, gain / f64::from(inputs).sqrt())
     };
     let inputs = 3 * patch * patch;
     let name = "v.patch_embd.weight";

@@ -2,7 +2,7 @@
 //!
 //! Users and tests get a model without a download, and builds are verified with this model. Its answers are
 //! nonsense, but always whole words of valid UTF-8. Every word depends on the whole context, so a wrong or
-//! stale KV cache shows. The same [`Options`] give the same bytes on every platform.
+//! stale KV cache shows. The same [`SampleModelOptions`] give the same bytes on every platform.
 //!
 //! Two design choices make that work. The vocabulary round-trips (see `vocab.rs`). Channel 0 of the
 //! embedding is a constant that no layer writes to, so after the last norm it is an input of known sign.
@@ -26,10 +26,10 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 pub use crate::gguf::WeightKind;
-use crate::gguf::{Gguf, Value, write_numbers};
-use noise::Noise;
-use sized::{Arch, SizedModel, Sizes, VisionModel, VisionSizes};
-pub(crate) use vocab::{FIRST_WORD, WORDS};
+use crate::gguf::{GgufWriter, MetadataValue, write_numbers};
+use noise::NoiseStream;
+use sized::{ModelArch, ModelSizes, SizedModel, VisionModel, VisionSizes};
+pub(crate) use vocab::{FIRST_WORD_ID, WORD_COUNT};
 
 /// Prefix of the name of every sample model.
 const NAME_PREFIX: &[u8] = b"llama-warden sample (";
@@ -43,11 +43,11 @@ const EXCLUDING_BIAS: f32 = -1e3;
 /// prompt.
 const OUTPUT_GAIN: f64 = 4.0;
 /// Variance that attention and FFN add: enough that the next token depends on distant tokens.
-const GAIN: f64 = 1.6;
+const LAYER_GAIN: f64 = 1.6;
 
 /// A sample model by its purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Preset {
+pub enum SamplePreset {
     /// Three layers, width 64, with a chat template; 0.8 MB. Answers have no end token, so each has exactly
     /// `max_tokens` tokens.
     #[default]
@@ -84,7 +84,7 @@ pub enum Preset {
     Gemma4VisionGpu,
 }
 
-impl Preset {
+impl SamplePreset {
     /// All presets, in the order of the enum.
     pub const ALL: [Self; 14] = [
         Self::Chat,
@@ -153,18 +153,18 @@ impl Preset {
 
 /// Options of a sample model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct SampleModelOptions {
     /// Seed of the weights; models with different seeds answer differently.
     pub seed: u64,
     /// Preset of the model.
-    pub preset: Preset,
-    /// Format of the matrices, if [`Preset::takes_weights`].
+    pub preset: SamplePreset,
+    /// Format of the matrices, if [`SamplePreset::takes_weights`].
     pub weights: WeightKind,
 }
 
-impl Default for Options {
+impl Default for SampleModelOptions {
     fn default() -> Self {
-        Self { seed: 1, preset: Preset::Chat, weights: WeightKind::F32 }
+        Self { seed: 1, preset: SamplePreset::Chat, weights: WeightKind::F32 }
     }
 }
 
@@ -185,7 +185,7 @@ struct LlamaShape {
 }
 
 /// Embedding width of models with f32 weights.
-const WIDTH: u32 = 64;
+const F32_WIDTH: u32 = 64;
 
 /// Storage of matrices in the file.
 #[derive(Clone, Copy)]
@@ -200,7 +200,7 @@ impl MatrixStorage {
     /// Adds a matrix whose numbers are drawn while the file is written, so memory holds one matrix at a time.
     fn add(
         self,
-        file: &mut Gguf,
+        file: &mut GgufWriter,
         name: &str,
         [columns, rows]: [u32; 2],
         draw: impl Fn() -> Vec<f32> + 'static,
@@ -218,32 +218,35 @@ impl MatrixStorage {
     }
 }
 
-fn file(options: &Options) -> Gguf {
+fn file(options: &SampleModelOptions) -> GgufWriter {
     let seed = options.seed;
     let language = |arch, sizes| SizedModel { arch, sizes, seed }.file();
-    let vision = |sizes, model: Sizes| VisionModel { sizes, width: model.width, seed }.file();
+    let vision = |sizes, model: ModelSizes| VisionModel { sizes, width: model.width, seed }.file();
     match options.preset {
-        Preset::Mmproj => mmproj::file(seed),
-        Preset::Llama => language(Arch::Llama, Sizes::LLAMA),
-        Preset::LlamaGpu => language(Arch::Llama, Sizes::LLAMA_GPU),
-        Preset::LlamaWide => language(Arch::Llama, Sizes::LLAMA_WIDE),
-        Preset::Gemma4 => language(Arch::Gemma4, Sizes::GEMMA4),
-        Preset::Gemma4Gpu => language(Arch::Gemma4, Sizes::GEMMA4_GPU),
-        Preset::Gemma4Vision => vision(VisionSizes::SMALL, Sizes::GEMMA4),
-        Preset::Gemma4VisionGpu => vision(VisionSizes::GPU, Sizes::GEMMA4_GPU),
-        Preset::Chat | Preset::Ends | Preset::Plain | Preset::Slow | Preset::FatKv | Preset::Tools => {
-            model(options, MatrixStorage::As(options.weights))
-        }
+        SamplePreset::Mmproj => mmproj::file(seed),
+        SamplePreset::Llama => language(ModelArch::Llama, ModelSizes::LLAMA),
+        SamplePreset::LlamaGpu => language(ModelArch::Llama, ModelSizes::LLAMA_GPU),
+        SamplePreset::LlamaWide => language(ModelArch::Llama, ModelSizes::LLAMA_WIDE),
+        SamplePreset::Gemma4 => language(ModelArch::Gemma4, ModelSizes::GEMMA4),
+        SamplePreset::Gemma4Gpu => language(ModelArch::Gemma4, ModelSizes::GEMMA4_GPU),
+        SamplePreset::Gemma4Vision => vision(VisionSizes::SMALL, ModelSizes::GEMMA4),
+        SamplePreset::Gemma4VisionGpu => vision(VisionSizes::GPU, ModelSizes::GEMMA4_GPU),
+        SamplePreset::Chat
+        | SamplePreset::Ends
+        | SamplePreset::Plain
+        | SamplePreset::Slow
+        | SamplePreset::FatKv
+        | SamplePreset::Tools => model(options, MatrixStorage::As(options.weights)),
     }
 }
 
 /// Writes a model in f32 whose numbers are rounded to the format of the options.
-pub(crate) fn write_twin(path: &Path, options: &Options) -> io::Result<()> {
+pub(crate) fn write_twin(path: &Path, options: &SampleModelOptions) -> io::Result<()> {
     persist(path, &model(options, MatrixStorage::AsReadFrom(options.weights)))
 }
 
 /// Returns the file's bytes.
-pub fn bytes(options: &Options) -> Vec<u8> {
+pub fn bytes(options: &SampleModelOptions) -> Vec<u8> {
     let mut out = Vec::new();
     // Writing to a Vec cannot fail.
     file(options).write(&mut out).ok();
@@ -255,12 +258,12 @@ pub fn bytes(options: &Options) -> Vec<u8> {
 /// # Errors
 ///
 /// Fails if the folder cannot be created, or if the file cannot be written or renamed.
-pub fn write(path: &Path, options: &Options) -> io::Result<()> {
+pub fn write(path: &Path, options: &SampleModelOptions) -> io::Result<()> {
     persist(path, &file(options))
 }
 
 /// Writes any model atomically.
-fn persist(path: &Path, model: &Gguf) -> io::Result<()> {
+fn persist(path: &Path, model: &GgufWriter) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -294,12 +297,12 @@ fn may_replace(path: &Path) -> bool {
         && (facts.len() == 0 || (read.is_ok() && memchr::memmem::find(&head, NAME_PREFIX).is_some()))
 }
 
-fn model(options: &Options, stored: MatrixStorage) -> Gguf {
+fn model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWriter {
     let wide = options.weights != WeightKind::F32;
     let shape = options.preset.shape(wide);
-    let tools = options.preset == Preset::Tools;
-    let tokens = if tools { vocab::TOOLS_TOKEN_COUNT } else { vocab::TOKENS };
-    let mut file = Gguf::new("llama");
+    let tools = options.preset == SamplePreset::Tools;
+    let tokens = if tools { vocab::TOOLS_TOKEN_COUNT } else { vocab::TOKEN_COUNT };
+    let mut file = GgufWriter::new("llama");
     let form = match stored {
         MatrixStorage::As(WeightKind::F32) => String::new(),
         MatrixStorage::As(kind) => format!(", {}", kind.name()),
@@ -309,8 +312,11 @@ fn model(options: &Options, stored: MatrixStorage) -> Gguf {
         MatrixStorage::As(kind) => kind.file_type(),
         MatrixStorage::AsReadFrom(_) => WeightKind::F32.file_type(),
     };
-    file.set("general.name", Value::String(format!("llama-warden sample ({}{form})", options.preset.name())))
-        .set("general.file_type", Value::U32(file_type));
+    file.set(
+        "general.name",
+        MetadataValue::String(format!("llama-warden sample ({}{form})", options.preset.name())),
+    )
+    .set("general.file_type", MetadataValue::U32(file_type));
     for (key, number) in [
         ("context_length", shape.context),
         ("embedding_length", shape.width),
@@ -323,37 +329,37 @@ fn model(options: &Options, stored: MatrixStorage) -> Gguf {
         ("rope.dimension_count", shape.head),
         ("vocab_size", u32::try_from(tokens).unwrap_or(u32::MAX)),
     ] {
-        file.set(&format!("llama.{key}"), Value::U32(number));
+        file.set(&format!("llama.{key}"), MetadataValue::U32(number));
     }
-    file.set("llama.rope.freq_base", Value::F32(10_000.0))
-        .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    file.set("llama.rope.freq_base", MetadataValue::F32(10_000.0))
+        .set("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5));
     let speaks = match options.preset {
-        Preset::Plain => vocab::VocabKind::Text,
-        Preset::Tools => vocab::VocabKind::Tools,
+        SamplePreset::Plain => vocab::VocabKind::Text,
+        SamplePreset::Tools => vocab::VocabKind::Tools,
         _ => vocab::VocabKind::Turns,
     };
     vocab::add(&mut file, speaks);
 
-    let weights = Weights { seed: options.seed, tokens, width: shape.width };
+    let weights = WeightSource { seed: options.seed, tokens, width: shape.width };
     let preset = options.preset;
     let by_token = [shape.width, u32::try_from(tokens).unwrap_or(u32::MAX)];
     stored.add(&mut file, "token_embd.weight", by_token, move || weights.embedding());
     file.vector("output_norm.weight", vec![1.0; shape.width as usize]);
     stored.add(&mut file, "output.weight", by_token, move || weights.output(preset));
     // All layers together add the same amount to the residual stream, for any number of layers.
-    let residual = GAIN * (3.0 / f64::from(shape.layers)).sqrt();
+    let residual = LAYER_GAIN * (3.0 / f64::from(shape.layers)).sqrt();
     // Heads four times as wide would make attention pick a single token, and rounding of a key would change
     // which one.
-    let attention = if wide { GAIN * 0.75 } else { GAIN * 1.5 };
+    let attention = if wide { LAYER_GAIN * 0.75 } else { LAYER_GAIN * 1.5 };
     let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
     for layer in 0..shape.layers {
         for (name, rows, columns, gain) in [
             ("attn_q", queries, shape.width, attention),
             ("attn_k", keys, shape.width, attention),
-            ("attn_v", keys, shape.width, GAIN),
+            ("attn_v", keys, shape.width, LAYER_GAIN),
             ("attn_output", shape.width, queries, residual),
-            ("ffn_gate", shape.inner, shape.width, GAIN),
-            ("ffn_up", shape.inner, shape.width, GAIN),
+            ("ffn_gate", shape.inner, shape.width, LAYER_GAIN),
+            ("ffn_up", shape.inner, shape.width, LAYER_GAIN),
             ("ffn_down", shape.width, shape.inner, residual),
         ] {
             let name = format!("blk.{layer}.{name}.weight");
@@ -380,42 +386,42 @@ fn model(options: &Options, stored: MatrixStorage) -> Gguf {
 
 /// Random numbers by tensor name.
 #[derive(Clone, Copy)]
-struct Weights {
+struct WeightSource {
     seed: u64,
     tokens: usize,
     /// Width of the embedding.
     width: u32,
 }
 
-impl Weights {
+impl WeightSource {
     /// A matrix whose product with a unit-variance vector has the standard deviation `gain`.
     fn matrix(&self, name: &str, rows: u32, columns: u32, gain: f64) -> Vec<f32> {
-        Noise::new(self.seed, name).take((rows * columns) as usize, gain / f64::from(columns).sqrt())
+        NoiseStream::new(self.seed, name).take((rows * columns) as usize, gain / f64::from(columns).sqrt())
     }
 
     fn embedding(&self) -> Vec<f32> {
         let width = self.width as usize;
         let count = self.tokens * width;
-        let mut data = Noise::new(self.seed, "token_embd").take(count, 1.0);
+        let mut data = NoiseStream::new(self.seed, "token_embd").take(count, 1.0);
         data.iter_mut().step_by(width).for_each(|first| *first = CONSTANT);
-        if self.tokens > vocab::TOKENS {
+        if self.tokens > vocab::TOKEN_COUNT {
             data.iter_mut().skip(1).step_by(width).for_each(|second| *second = 0.0);
             data[vocab::TOOL_CALL_ID * width + 1] = CALL_CHANNEL;
         }
         data
     }
 
-    fn output(&self, preset: Preset) -> Vec<f32> {
+    fn output(&self, preset: SamplePreset) -> Vec<f32> {
         let width = self.width as usize;
         let count = self.tokens * width;
         let mut data =
-            Noise::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(self.width).sqrt());
+            NoiseStream::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(self.width).sqrt());
         for (token, row) in data.chunks_exact_mut(width).enumerate() {
-            let word = (FIRST_WORD..FIRST_WORD + WORDS).contains(&token);
+            let word = (FIRST_WORD_ID..FIRST_WORD_ID + WORD_COUNT).contains(&token);
             row[0] = if word { 0.0 } else { EXCLUDING_BIAS };
             match preset {
-                Preset::Ends if token == vocab::TURN_END_ID => row[0] = ENDS_BIAS,
-                Preset::Tools => {
+                SamplePreset::Ends if token == vocab::TURN_END_ID => row[0] = ENDS_BIAS,
+                SamplePreset::Tools => {
                     row[1] = if token == vocab::NEWLINE_ID { NEWLINE_WEIGHT } else { 0.0 };
                     if token == vocab::TURN_END_ID {
                         row[0] = TOOLS_END_BIAS;

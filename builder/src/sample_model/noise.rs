@@ -7,12 +7,12 @@
 /// Pseudo-random numbers by splitmix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
 /// Generators", 2014): a counter and a mixing function.
 #[derive(Clone, Debug)]
-pub(crate) struct Noise(u64);
+pub(crate) struct NoiseStream(u64);
 
 /// Increment of splitmix64's counter.
 const COUNTER_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-impl Noise {
+impl NoiseStream {
     /// A stream that depends on seed and name, so that adding a tensor does not change the others.
     pub(crate) fn new(seed: u64, name: &str) -> Self {
         // FNV-1a, to spread the name over 64 bits.
@@ -67,20 +67,20 @@ mod tests {
     #[test]
     fn the_stream_is_splitmix64() {
         // Published first outputs for the state 1234567.
-        let mut noise = Noise(1_234_567);
+        let mut noise = NoiseStream(1_234_567);
         let first: Vec<u64> = (0..3).map(|_| noise.next()).collect();
         assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
     }
 
     #[test]
     fn a_part_of_a_stream_is_the_same_drawn_by_itself() {
-        let whole = Noise::new(1, "test").take(100, 1.0);
-        assert_eq!(Noise::new(1, "test").after(37).take(63, 1.0), whole[37..]);
+        let whole = NoiseStream::new(1, "test").take(100, 1.0);
+        assert_eq!(NoiseStream::new(1, "test").after(37).take(63, 1.0), whole[37..]);
     }
 
     #[test]
     fn mean_and_variance_are_those_of_a_unit_normal() {
-        let mut noise = Noise::new(1, "test");
+        let mut noise = NoiseStream::new(1, "test");
         let draws: Vec<f64> = (0..100_000).map(|_| noise.unit()).collect();
         let mean = draws.iter().sum::<f64>() / 1e5;
         let variance = draws.iter().map(|draw| (draw - mean).powi(2)).sum::<f64>() / 1e5;
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn names_and_seeds_give_different_streams() {
-        let draw = |seed, name| Noise::new(seed, name).next();
+        let draw = |seed, name| NoiseStream::new(seed, name).next();
         assert_ne!(draw(1, "a"), draw(2, "a"));
         assert_ne!(draw(1, "a"), draw(1, "b"));
         assert_eq!(draw(1, "a"), draw(1, "a"));

@@ -5,28 +5,28 @@
 //! before it) before it tries merges, so no merge list is needed, and text of these words tokenizes back to
 //! its tokens. Any other text is split into byte tokens, so any input is valid.
 
-use crate::gguf::{Gguf, Value};
+use crate::gguf::{GgufWriter, MetadataValue};
 
 /// Number of invented words in the presets.
-pub(crate) const WORDS: usize = 400;
+pub(crate) const WORD_COUNT: usize = 400;
 /// Id of the first word; the byte tokens come first, in the order of their bytes.
-pub(crate) const FIRST_WORD: usize = 256;
+pub(crate) const FIRST_WORD_ID: usize = 256;
 /// Id of the token that ends a turn, and thereby the answer.
-pub(crate) const TURN_END_ID: usize = FIRST_WORD + WORDS + 2;
-pub(crate) const TOKENS: usize = FIRST_WORD + WORDS + CONTROL_TOKENS.len();
+pub(crate) const TURN_END_ID: usize = FIRST_WORD_ID + WORD_COUNT + 2;
+pub(crate) const TOKEN_COUNT: usize = FIRST_WORD_ID + WORD_COUNT + CONTROL_TOKENS.len();
 
 /// Control tokens: start of text, start of a turn, end of a turn, padding.
 const CONTROL_TOKENS: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
 /// Control tokens that llama-server's gemma4v projector puts before and after an image.
 const IMAGE_MARKS: [&str; 2] = ["<|image>", "<image|>"];
 /// Tokens other than words in a vocabulary with image marks.
-pub(crate) const NON_WORD_COUNT: usize = FIRST_WORD + CONTROL_TOKENS.len() + IMAGE_MARKS.len();
+pub(crate) const NON_WORD_COUNT: usize = FIRST_WORD_ID + CONTROL_TOKENS.len() + IMAGE_MARKS.len();
 /// Marks around a tool call, in models with tools; their ids follow the control tokens.
 const TOOL_CALL_MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 /// Id of `<tool_call>`.
-pub(crate) const TOOL_CALL_ID: usize = TOKENS;
+pub(crate) const TOOL_CALL_ID: usize = TOKEN_COUNT;
 /// Vocabulary size of a model with tools.
-pub(crate) const TOOLS_TOKEN_COUNT: usize = TOKENS + TOOL_CALL_MARKS.len();
+pub(crate) const TOOLS_TOKEN_COUNT: usize = TOKEN_COUNT + TOOL_CALL_MARKS.len();
 /// Token id of the newline.
 pub(crate) const NEWLINE_ID: usize = b'\n' as usize;
 /// llama.cpp's token types.
@@ -87,12 +87,12 @@ const TOOLS_TEMPLATE: &str = "\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
 /// Adds the tokenizer's metadata for a preset, and the chat template if there is one.
-pub(crate) fn add(file: &mut Gguf, speaks: VocabKind) {
-    add_with_words(file, speaks, WORDS);
+pub(crate) fn add(file: &mut GgufWriter, speaks: VocabKind) {
+    add_with_words(file, speaks, WORD_COUNT);
 }
 
 /// Adds the metadata with `words` words. Token ids: bytes, then words, then control tokens, then marks.
-pub(crate) fn add_with_words(file: &mut Gguf, speaks: VocabKind, words: usize) {
+pub(crate) fn add_with_words(file: &mut GgufWriter, speaks: VocabKind, words: usize) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
     tokens.extend((0..words).map(|index| format!("{space}{}", word(index))));
@@ -107,24 +107,25 @@ pub(crate) fn add_with_words(file: &mut Gguf, speaks: VocabKind, words: usize) {
         types.resize(tokens.len(), USER_DEFINED_TYPE);
     }
 
-    let id = |place: usize| Value::U32(u32::try_from(FIRST_WORD + words + place).unwrap_or(u32::MAX));
-    file.set("tokenizer.ggml.model", Value::String("gpt2".to_owned()))
-        .set("tokenizer.ggml.pre", Value::String("llama-bpe".to_owned()))
-        .set("tokenizer.ggml.tokens", Value::Strings(tokens))
-        .set("tokenizer.ggml.token_type", Value::I32s(types))
+    let id =
+        |place: usize| MetadataValue::U32(u32::try_from(FIRST_WORD_ID + words + place).unwrap_or(u32::MAX));
+    file.set("tokenizer.ggml.model", MetadataValue::String("gpt2".to_owned()))
+        .set("tokenizer.ggml.pre", MetadataValue::String("llama-bpe".to_owned()))
+        .set("tokenizer.ggml.tokens", MetadataValue::Strings(tokens))
+        .set("tokenizer.ggml.token_type", MetadataValue::I32s(types))
         // llama.cpp demands a merge list; this merge yields no token of the vocabulary, so it never applies.
-        .set("tokenizer.ggml.merges", Value::Strings(vec![format!("{space} b")]))
+        .set("tokenizer.ggml.merges", MetadataValue::Strings(vec![format!("{space} b")]))
         .set("tokenizer.ggml.bos_token_id", id(0))
         .set("tokenizer.ggml.eos_token_id", id(2))
         .set("tokenizer.ggml.padding_token_id", id(3))
-        .set("tokenizer.ggml.add_bos_token", Value::Bool(true))
-        .set("tokenizer.ggml.add_eos_token", Value::Bool(false));
+        .set("tokenizer.ggml.add_bos_token", MetadataValue::Bool(true))
+        .set("tokenizer.ggml.add_eos_token", MetadataValue::Bool(false));
     let template = match speaks {
         VocabKind::Text => return,
         VocabKind::Turns | VocabKind::Pictures => CHAT_TEMPLATE,
         VocabKind::Tools => TOOLS_TEMPLATE,
     };
-    file.set("tokenizer.chat_template", Value::String(template.to_owned()));
+    file.set("tokenizer.chat_template", MetadataValue::String(template.to_owned()));
 }
 
 /// The printable character for a raw byte in a byte-level vocabulary: printable Latin-1 maps to itself, the
@@ -157,8 +158,8 @@ mod tests {
     #[test]
     fn every_token_is_different() {
         let mut all: BTreeSet<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
-        all.extend((0..WORDS).map(word));
-        assert_eq!(all.len(), 256 + WORDS);
+        all.extend((0..WORD_COUNT).map(word));
+        assert_eq!(all.len(), 256 + WORD_COUNT);
     }
 
     #[test]
@@ -173,7 +174,7 @@ mod tests {
     fn a_word_cannot_be_the_beginning_of_two_others_by_accident() {
         // A longer word may begin with a shorter one, but the space before each word separates them.
         assert!((0..256).all(|index| word(index).len() == 4));
-        assert!((256..WORDS).all(|index| word(index).len() == 6));
+        assert!((256..WORD_COUNT).all(|index| word(index).len() == 6));
         assert_eq!([4095, 4096, 65_535, 65_536].map(|index| word(index).len()), [6, 8, 8, 10]);
     }
 }

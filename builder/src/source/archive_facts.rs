@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::tree::Search;
-use super::{Found, file_sha256, revision};
-use crate::archive::{Bounds, Kind, walk};
+use super::tree::TreeSearch;
+use super::{ExaminedSource, file_sha256, revision};
+use crate::archive::{ArchiveEntryKind, ArchiveLimits, walk};
 use crate::clock;
-use crate::error::{Error, Result, io_error};
+use crate::error::{BuilderError, Result, io_error};
 use crate::whole::{self, LossTolerance};
 
 /// Incremented when the record's meaning changes; older records are ignored then.
@@ -32,7 +32,7 @@ const TIME_GRANULARITY: i64 = 2;
 struct ArchiveRecord {
     schema: u32,
     stamp: ArchiveStamp,
-    found: Found,
+    found: ExaminedSource,
 }
 
 /// Metadata that changes when a file does.
@@ -52,7 +52,7 @@ impl ArchiveStamp {
     }
 }
 
-pub(super) fn examine(path: &Path, cache: &Path, cancel: &CancellationToken) -> Result<Found> {
+pub(super) fn examine(path: &Path, cache: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
     let stamp = ArchiveStamp::of(path)?;
     let record = record_path(cache, path);
     if let Some(found) = read_record(&record, &stamp) {
@@ -72,7 +72,7 @@ fn record_path(cache: &Path, path: &Path) -> PathBuf {
     cache.join("archives").join(format!("{}.json", hex::encode(&name[..16])))
 }
 
-fn read_record(record: &Path, stamp: &ArchiveStamp) -> Option<Found> {
+fn read_record(record: &Path, stamp: &ArchiveStamp) -> Option<ExaminedSource> {
     let record: ArchiveRecord = serde_json::from_slice(&fs::read(record).ok()?).ok()?;
     (record.schema == RECORD_SCHEMA && record.stamp == *stamp).then_some(record.found)
 }
@@ -81,14 +81,14 @@ fn write_record(path: &Path, record: &ArchiveRecord) -> std::io::Result<()> {
     whole::write(path, &serde_json::to_vec(record)?, LossTolerance::Bearable)
 }
 
-fn read(path: &Path, cancel: &CancellationToken) -> Result<Found> {
-    let mut search = Search::default();
+fn read(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
+    let mut search = TreeSearch::default();
     let mut evidence = HashMap::new();
     let mut remark = None;
-    walk(path, Bounds::SOURCE, cancel, &mut |entry| {
+    walk(path, ArchiveLimits::SOURCE, cancel, &mut |entry| {
         match entry.kind {
-            Kind::Remark(text) => remark = Some(text),
-            Kind::File { .. } => {
+            ArchiveEntryKind::Remark(text) => remark = Some(text),
+            ArchiveEntryKind::File { .. } => {
                 search.see(entry.name, true);
                 if revision::is_evidence(entry.name) {
                     let mut text = String::new();
@@ -98,17 +98,19 @@ fn read(path: &Path, cancel: &CancellationToken) -> Result<Found> {
                     }
                 }
             }
-            Kind::Folder | Kind::Link(_) | Kind::Other => search.see(entry.name, false),
+            ArchiveEntryKind::Folder | ArchiveEntryKind::Link(_) | ArchiveEntryKind::Other => {
+                search.see(entry.name, false)
+            }
         }
         Ok(())
     })?;
     let Some(tree) = search.tree() else {
-        return Err(Error::NoLlamaCpp { path: path.to_owned(), top: search.top() });
+        return Err(BuilderError::NoLlamaCpp { path: path.to_owned(), top: search.top() });
     };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let revision =
         revision::revision(&tree.root, &name, remark.as_deref(), &|name| evidence.get(name).cloned());
-    Ok(Found {
+    Ok(ExaminedSource {
         given: path.to_owned(),
         kind: "archive".into(),
         identity: format!("archive-sha256:{}", file_sha256(path, cancel)?),

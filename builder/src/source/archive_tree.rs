@@ -6,10 +6,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
-use warden_patches::{Revision, Tree};
+use warden_patches::{SourceRevision, SourceTree};
 
 use super::tree::join;
-use crate::archive::{Bounds, Kind, below, unreadable, walk};
+use crate::archive::{ArchiveEntryKind, ArchiveLimits, below, unreadable, walk};
 use crate::error::Result;
 
 /// Folders that patches may touch: their files, some 30 MB, are kept in memory. Others are read on demand.
@@ -23,7 +23,7 @@ const MAX_KEPT_BYTES: u64 = 2 << 20;
 pub struct ArchiveTree {
     path: PathBuf,
     root: String,
-    revision: Revision,
+    revision: SourceRevision,
     kept: HashMap<String, Vec<u8>>,
     /// Names of existing files that are not in memory.
     others: HashSet<String>,
@@ -35,19 +35,19 @@ impl ArchiveTree {
     pub(super) fn read_all(
         path: &Path,
         root: &str,
-        revision: Revision,
+        revision: SourceRevision,
         cancel: &CancellationToken,
     ) -> Result<Self> {
         let (mut kept, mut others) = (HashMap::new(), HashSet::new());
-        walk(path, Bounds::SOURCE, cancel, &mut |entry| {
+        walk(path, ArchiveLimits::SOURCE, cancel, &mut |entry| {
             let Some(name) = below(entry.name, root).filter(|name| !name.is_empty()) else { return Ok(()) };
-            if !matches!(entry.kind, Kind::File { .. }) {
+            if !matches!(entry.kind, ArchiveEntryKind::File { .. }) {
                 return Ok(());
             }
             if KEPT_FOLDERS.iter().any(|folder| name.starts_with(folder)) {
                 let mut content = Vec::new();
                 let read = entry.data.take(MAX_KEPT_BYTES + 1).read_to_end(&mut content);
-                read.map_err(|source| unreadable(path, &source, Bounds::SOURCE))?;
+                read.map_err(|source| unreadable(path, &source, ArchiveLimits::SOURCE))?;
                 if content.len() as u64 <= MAX_KEPT_BYTES {
                     kept.insert(name.to_owned(), content);
                     return Ok(());
@@ -61,7 +61,7 @@ impl ArchiveTree {
     }
 }
 
-impl Tree for ArchiveTree {
+impl SourceTree for ArchiveTree {
     fn read(&self, name: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         if let Some(content) = self.kept.get(name) {
             return Ok(Some(content.clone()));
@@ -71,11 +71,11 @@ impl Tree for ArchiveTree {
         }
         let whole = join(&self.root, name);
         let mut found = None;
-        walk(&self.path, Bounds::SOURCE, &self.cancel, &mut |entry| {
-            if entry.name == whole && matches!(entry.kind, Kind::File { .. }) {
+        walk(&self.path, ArchiveLimits::SOURCE, &self.cancel, &mut |entry| {
+            if entry.name == whole && matches!(entry.kind, ArchiveEntryKind::File { .. }) {
                 let mut content = Vec::new();
                 let read = entry.data.read_to_end(&mut content);
-                read.map_err(|source| unreadable(&self.path, &source, Bounds::SOURCE))?;
+                read.map_err(|source| unreadable(&self.path, &source, ArchiveLimits::SOURCE))?;
                 found = Some(content);
             }
             Ok(())
@@ -83,7 +83,7 @@ impl Tree for ArchiveTree {
         Ok(found)
     }
 
-    fn revision(&self) -> Revision {
+    fn revision(&self) -> SourceRevision {
         self.revision.clone()
     }
 }

@@ -2,17 +2,20 @@
 
 use std::path::Path;
 
-use super::Found;
-use crate::error::{Error, Result};
-use crate::git::Repository;
+use super::ExaminedSource;
+use crate::error::{BuilderError, Result};
+use crate::git::GitRepository;
 
-pub(super) fn examine(repository: &Path, shown: &str, commit: &str) -> Result<Found> {
-    let repository = Repository::open_as(repository, shown.to_owned())?;
+pub(super) fn examine(repository: &Path, shown: &str, commit: &str) -> Result<ExaminedSource> {
+    let repository = GitRepository::open_as(repository, shown.to_owned())?;
     let tree = repository.tree(commit)?;
     let Some(located) = tree.located() else {
-        return Err(Error::NoLlamaCpp { path: format!("{shown} at {commit}").into(), top: tree.top_names() });
+        return Err(BuilderError::NoLlamaCpp {
+            path: format!("{shown} at {commit}").into(),
+            top: tree.top_names(),
+        });
     };
-    Ok(Found {
+    Ok(ExaminedSource {
         given: shown.into(),
         kind: "git".into(),
         identity: format!("git-{commit}"),

@@ -10,13 +10,13 @@ use std::thread;
 
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
-use warden_patches::Revision;
+use warden_patches::SourceRevision;
 
-use super::tree::{DEEPEST, Search, TreeLocation, join};
-use super::{Found, file_sha256, is_source, revision};
-use crate::archive::{Bounds, stays_inside};
-use crate::error::{Error, Result, io_error};
-use crate::event::{Event, Reporter};
+use super::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join};
+use super::{ExaminedSource, file_sha256, is_source, revision};
+use crate::archive::{ArchiveLimits, stays_inside};
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::{BuildEvent, EventReporter};
 
 /// Folders that are not searched: they are large, and a tree in them is a work copy.
 const SKIPPED_FOLDERS: [&str; 4] = [".git", "node_modules", "target", "build"];
@@ -26,16 +26,16 @@ const MAX_SEARCH_ENTRIES: usize = 200_000;
 /// less than 1 MiB.
 const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
 
-pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> {
+pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
     let (tree, revision) = locate(path, cancel)?;
     let root = path.join(&tree.root);
     let items = items(&root, cancel)?.kept;
     if items.is_empty() {
         // All files are excluded, so all such folders would have the same hash.
-        return Err(Error::NoLlamaCpp { path: path.to_owned(), top: Vec::new() });
+        return Err(BuilderError::NoLlamaCpp { path: path.to_owned(), top: Vec::new() });
     }
     let identity = format!("tree-sha256:{}", hash(&root, &items, cancel)?);
-    Ok(Found {
+    Ok(ExaminedSource {
         given: path.to_owned(),
         kind: "directory".into(),
         identity,
@@ -46,12 +46,12 @@ pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> 
 }
 
 /// Finds llama.cpp's folder and its revision.
-pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLocation, Revision)> {
-    let mut search = Search::default();
+pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLocation, SourceRevision)> {
+    let mut search = TreeSearch::default();
     let mut left = MAX_SEARCH_ENTRIES;
     search_folder(path, "", 0, &mut left, &mut search, cancel)?;
     let Some(tree) = search.tree() else {
-        return Err(Error::NoLlamaCpp { path: path.to_owned(), top: search.top() });
+        return Err(BuilderError::NoLlamaCpp { path: path.to_owned(), top: search.top() });
     };
     let read = |name: &str| {
         // A worktree's metadata may be anywhere: then the name is absolute, and `join` keeps it so.
@@ -72,11 +72,11 @@ fn search_folder(
     name: &str,
     depth: usize,
     left: &mut usize,
-    search: &mut Search,
+    search: &mut TreeSearch,
     cancel: &CancellationToken,
 ) -> Result<()> {
     if cancel.is_cancelled() {
-        return Err(Error::Cancelled);
+        return Err(BuilderError::Cancelled);
     }
     let folder = path.join(name);
     for entry in fs::read_dir(&folder).map_err(io_error("reading", &folder))? {
@@ -88,10 +88,10 @@ fn search_folder(
         let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
         search.see(&below, kind.is_file());
         // Two levels below the deepest root, for `tools/server`.
-        if kind.is_dir() && depth < DEEPEST + 2 && !SKIPPED_FOLDERS.contains(&file_name.as_str()) {
+        if kind.is_dir() && depth < MAX_ROOT_DEPTH + 2 && !SKIPPED_FOLDERS.contains(&file_name.as_str()) {
             // An unreadable folder cannot be built, so it counts as absent.
             match search_folder(path, &below, depth + 1, left, search, cancel) {
-                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(BuilderError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
                 other => other?,
             }
         }
@@ -101,7 +101,7 @@ fn search_folder(
 
 /// An entry of a tree, with its path relative to the tree.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Item {
+enum TreeItem {
     File(PathBuf),
     Link(PathBuf, PathBuf),
 }
@@ -109,7 +109,7 @@ enum Item {
 /// The source's entries in sorted order, and files that are too large for a source, with their bytes.
 #[derive(Default)]
 struct TreeItems {
-    kept: Vec<Item>,
+    kept: Vec<TreeItem>,
     large: Vec<(PathBuf, u64)>,
 }
 
@@ -129,7 +129,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<TreeItems> {
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
         if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
+            return Err(BuilderError::Cancelled);
         }
         let path = root.join(&folder);
         let is_root = folder.as_os_str().is_empty();
@@ -154,12 +154,12 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<TreeItems> {
                     found.large.push((name, size));
                 } else {
                     bytes += size;
-                    found.kept.push(Item::File(name));
+                    found.kept.push(TreeItem::File(name));
                 }
             } else if kind.is_symlink() {
                 let target = fs::read_link(entry.path()).map_err(io_error("reading", entry.path()))?;
                 if stays_inside(&name.to_string_lossy(), &target.to_string_lossy()) {
-                    found.kept.push(Item::Link(name, target));
+                    found.kept.push(TreeItem::Link(name, target));
                 }
             }
             check_limits(root, bytes, found.kept.len())?;
@@ -172,7 +172,7 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<TreeItems> {
 
 /// Checks the limits of an archive, since a folder is copied like an archive is unpacked.
 fn check_limits(root: &Path, bytes: u64, files: usize) -> Result<()> {
-    let Bounds { bytes: most_bytes, entries: most_files } = Bounds::SOURCE;
+    let ArchiveLimits { bytes: most_bytes, entries: most_files } = ArchiveLimits::SOURCE;
     let limit = if bytes > most_bytes {
         format!("{} GiB", most_bytes >> 30)
     } else if files as u64 > most_files {
@@ -180,11 +180,11 @@ fn check_limits(root: &Path, bytes: u64, files: usize) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::SourceTooLarge { path: root.to_owned(), limit })
+    Err(BuilderError::SourceTooLarge { path: root.to_owned(), limit })
 }
 
 /// sha256 over the names and contents of sorted items. Files are hashed on all cores.
-fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<String> {
+fn hash(root: &Path, items: &[TreeItem], cancel: &CancellationToken) -> Result<String> {
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let work = || -> Result<Vec<(usize, String)>> {
@@ -192,8 +192,8 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             match items.get(index) {
-                Some(Item::File(name)) => done.push((index, file_sha256(&root.join(name), cancel)?)),
-                Some(Item::Link(..)) => {}
+                Some(TreeItem::File(name)) => done.push((index, file_sha256(&root.join(name), cancel)?)),
+                Some(TreeItem::Link(..)) => {}
                 None => return Ok(done),
             }
         }
@@ -201,7 +201,10 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     let parts = thread::scope(|scope| {
         let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        handles.into_iter().map(|handle| handle.join().unwrap_or(Err(Error::Cancelled))).collect::<Vec<_>>()
+        handles
+            .into_iter()
+            .map(|handle| handle.join().unwrap_or(Err(BuilderError::Cancelled)))
+            .collect::<Vec<_>>()
     });
     let mut contents = vec![String::new(); items.len()];
     for part in parts {
@@ -213,8 +216,8 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
     for (item, content) in items.iter().zip(&contents) {
         // Names contain no zero byte, so it separates the parts unambiguously.
         let (kind, name, content) = match item {
-            Item::File(name) => (b"f\0", name, content.as_bytes()),
-            Item::Link(name, target) => (b"l\0", name, target.as_os_str().as_bytes()),
+            TreeItem::File(name) => (b"f\0", name, content.as_bytes()),
+            TreeItem::Link(name, target) => (b"l\0", name, target.as_os_str().as_bytes()),
         };
         hash.update(kind);
         hash.update(name.as_os_str().as_bytes());
@@ -226,7 +229,12 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
 }
 
 /// Copies the source. Builds never use the original, because cmake and patches write into their tree.
-pub(super) fn copy(root: &Path, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
+pub(super) fn copy(
+    root: &Path,
+    into: &Path,
+    reporter: &EventReporter,
+    cancel: &CancellationToken,
+) -> Result<()> {
     let TreeItems { kept, large } = items(root, cancel)?;
     if !large.is_empty() {
         let named = large
@@ -235,7 +243,7 @@ pub(super) fn copy(root: &Path, into: &Path, reporter: &Reporter, cancel: &Cance
             .map(|(name, size)| format!("{} ({} MiB)", name.display(), size >> 20));
         let more = large.len().saturating_sub(MAX_SHOWN_FILES);
         let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        reporter.tell(Event::Note(format!(
+        reporter.tell(BuildEvent::Note(format!(
             "{}{more}: left out of the source, as files of more than {} MiB are",
             named.collect::<Vec<_>>().join(", "),
             MAX_FILE_BYTES >> 20
@@ -243,16 +251,16 @@ pub(super) fn copy(root: &Path, into: &Path, reporter: &Reporter, cancel: &Cance
     }
     for item in kept {
         if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
+            return Err(BuilderError::Cancelled);
         }
-        let (Item::File(name) | Item::Link(name, _)) = &item;
+        let (TreeItem::File(name) | TreeItem::Link(name, _)) = &item;
         let (from, to) = (root.join(name), into.join(name));
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).map_err(io_error("creating", parent))?;
         }
         match &item {
-            Item::File(_) => fs::copy(&from, &to).map(drop).map_err(io_error("copying", from))?,
-            Item::Link(_, target) => symlink(target, &to).map_err(io_error("copying", from))?,
+            TreeItem::File(_) => fs::copy(&from, &to).map(drop).map_err(io_error("copying", from))?,
+            TreeItem::Link(_, target) => symlink(target, &to).map_err(io_error("copying", from))?,
         }
     }
     Ok(())

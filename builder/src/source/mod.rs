@@ -1,6 +1,6 @@
 //! Sources: their kinds, their identity, and how they are copied into the work folder.
 //!
-//! A source is a folder, an archive or a commit with llama.cpp somewhere in it. [`Source::examine`] finds
+//! A source is a folder, an archive or a commit with llama.cpp somewhere in it. [`BuildSource::examine`] finds
 //! llama.cpp and computes the identity; a plan needs nothing else, and for a known archive this only reads
 //! two small facts from the cache. [`crate::git`] fetches commits.
 //!
@@ -23,21 +23,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
-use warden_patches::{FolderTree, Revision, Tree};
+use warden_patches::{FolderTree, SourceRevision, SourceTree};
 
 pub use archive_tree::ArchiveTree;
-pub use found::Found;
-pub(crate) use remembered::Remembered;
+pub use found::ExaminedSource;
+pub(crate) use remembered::CachedTree;
 pub(crate) use tree::join;
 
-use crate::archive::{self, Bounds};
-use crate::error::{Error, Result, io_error};
-use crate::event::Reporter;
-use crate::git::Repository;
+use crate::archive::{self, ArchiveLimits};
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::EventReporter;
+use crate::git::GitRepository;
 
 /// A location of source code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum BuildSource {
     /// A folder on disk; llama.cpp may be in a subfolder.
     Directory(PathBuf),
     /// A .tar.gz, .tar.xz or .zip file; llama.cpp may be in a subfolder.
@@ -53,7 +53,7 @@ pub enum Source {
     },
 }
 
-impl Source {
+impl BuildSource {
     /// Recognizes a path as a folder or an archive.
     ///
     /// # Errors
@@ -64,8 +64,12 @@ impl Source {
         match fs::metadata(&path) {
             Ok(metadata) if metadata.is_dir() => Ok(Self::Directory(path)),
             Ok(metadata) if metadata.is_file() => archive::format(&path).map(|_| Self::Archive(path)),
-            Ok(_) => Err(Error::NotAnArchive { path, why: "it is neither a file nor a folder".into() }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::SourceMissing { path }),
+            Ok(_) => {
+                Err(BuilderError::NotAnArchive { path, why: "it is neither a file nor a folder".into() })
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(BuilderError::SourceMissing { path })
+            }
             Err(error) => Err(io_error("finding", path)(error)),
         }
     }
@@ -83,7 +87,7 @@ impl Source {
     /// # Errors
     ///
     /// Fails if the source cannot be read, if it has no llama.cpp or several, or on cancellation.
-    pub fn examine(&self, cache: &Path, cancel: &CancellationToken) -> Result<Found> {
+    pub fn examine(&self, cache: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
         match self {
             Self::Directory(path) => folder::examine(path, cancel),
             Self::Archive(path) => archive_facts::examine(path, cache, cancel),
@@ -96,7 +100,7 @@ impl Source {
     /// # Errors
     ///
     /// Fails if there is no llama.cpp.
-    pub fn folder(&self, cancel: &CancellationToken) -> Result<Option<(PathBuf, Revision)>> {
+    pub fn folder(&self, cancel: &CancellationToken) -> Result<Option<(PathBuf, SourceRevision)>> {
         let Self::Directory(path) = self else { return Ok(None) };
         let (tree, revision) = folder::locate(path, cancel)?;
         // Joining an empty path would append a slash.
@@ -105,12 +109,12 @@ impl Source {
     }
 
     /// The files of its llama.cpp by name, for patches. Blocks: reads an archive completely, others on
-    /// demand. `cache` as for [`Source::examine`].
+    /// demand. `cache` as for [`BuildSource::examine`].
     ///
     /// # Errors
     ///
     /// Fails if there is no llama.cpp, or if the source cannot be read.
-    pub fn tree(&self, cache: &Path, cancel: &CancellationToken) -> Result<Box<dyn Tree>> {
+    pub fn tree(&self, cache: &Path, cancel: &CancellationToken) -> Result<Box<dyn SourceTree>> {
         Ok(match self {
             Self::Directory(path) => {
                 let (tree, revision) = folder::locate(path, cancel)?;
@@ -121,7 +125,7 @@ impl Source {
                 Box::new(ArchiveTree::read_all(path, &found.root, found.revision, cancel)?)
             }
             Self::Commit { repository, shown, commit } => {
-                let repository = Repository::open_as(repository, shown.clone())?;
+                let repository = GitRepository::open_as(repository, shown.clone())?;
                 let revision = repository.revision(commit)?;
                 Box::new(repository.tree(commit)?.with_revision(revision))
             }
@@ -132,18 +136,18 @@ impl Source {
     /// reasons. Blocks.
     pub(crate) fn place(
         &self,
-        found: &Found,
+        found: &ExaminedSource,
         into: &Path,
-        reporter: &Reporter,
+        reporter: &EventReporter,
         cancel: &CancellationToken,
     ) -> Result<()> {
         match self {
             Self::Directory(path) => folder::copy(&path.join(&found.root), into, reporter, cancel),
             Self::Archive(path) => {
-                archive::unpack(path, &found.root, into, Bounds::SOURCE, cancel, &is_source)
+                archive::unpack(path, &found.root, into, ArchiveLimits::SOURCE, cancel, &is_source)
             }
             Self::Commit { repository, shown, commit } => {
-                Repository::open_as(repository, shown.clone())?.tree(commit)?.place(into, reporter, cancel)
+                GitRepository::open_as(repository, shown.clone())?.tree(commit)?.place(into, reporter, cancel)
             }
         }
     }
@@ -171,7 +175,7 @@ pub(crate) fn file_sha256(path: &Path, cancel: &CancellationToken) -> Result<Str
     let (mut hash, mut chunk) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
         if cancel.is_cancelled() {
-            return Err(Error::Cancelled);
+            return Err(BuilderError::Cancelled);
         }
         match file.read(&mut chunk).map_err(io_error("reading", path))? {
             0 => return Ok(hex::encode(hash.finalize())),

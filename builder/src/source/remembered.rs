@@ -6,53 +6,53 @@ use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
-use warden_patches::{Revision, Tree};
+use warden_patches::{SourceRevision, SourceTree};
 
-use super::{Found, Source};
-use crate::error::{Error, Result};
+use super::{BuildSource, ExaminedSource};
+use crate::error::{BuilderError, Result};
 use crate::whole::{self, LossTolerance};
 
 /// A source's files, cached on disk if reading them is slow: an archive would have to be unpacked for each
 /// look, while a build that is in the store should take no time. Cache names contain the archive's hash, so
 /// they stay valid.
-pub(crate) struct Remembered<'a> {
-    source: &'a Source,
+pub(crate) struct CachedTree<'a> {
+    source: &'a BuildSource,
     cache: &'a Path,
     cancel: &'a CancellationToken,
-    revision: Revision,
+    revision: SourceRevision,
     /// Folder of the cached files; `None` for sources that are quick to read.
     folder: Option<PathBuf>,
-    opened: OnceLock<Box<dyn Tree>>,
+    opened: OnceLock<Box<dyn SourceTree>>,
 }
 
 /// First byte of a cached file that exists; any other first byte means that the source lacks the file.
 const PRESENT_MARK: u8 = b'+';
 
-impl<'a> Remembered<'a> {
+impl<'a> CachedTree<'a> {
     pub(crate) fn new(
-        source: &'a Source,
-        found: &Found,
+        source: &'a BuildSource,
+        found: &ExaminedSource,
         cache: &'a Path,
         cancel: &'a CancellationToken,
     ) -> Self {
-        let folder = matches!(source, Source::Archive(_)).then(|| {
+        let folder = matches!(source, BuildSource::Archive(_)).then(|| {
             let name = hex::encode(&Sha256::digest(format!("{}\0{}", found.identity, found.root))[..8]);
             cache.join("sources").join("files").join(name)
         });
         Self { source, cache, cancel, revision: found.revision.clone(), folder, opened: OnceLock::new() }
     }
 
-    fn tree(&self) -> Result<&dyn Tree> {
+    fn tree(&self) -> Result<&dyn SourceTree> {
         if self.opened.get().is_none() {
             let tree = self.source.tree(self.cache, self.cancel)?;
             // Another thread may have been faster; its tree is equivalent.
             self.opened.set(tree).ok();
         }
-        self.opened.get().map(|tree| &**tree).ok_or(Error::Cancelled)
+        self.opened.get().map(|tree| &**tree).ok_or(BuilderError::Cancelled)
     }
 }
 
-impl Tree for Remembered<'_> {
+impl SourceTree for CachedTree<'_> {
     fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         let Some(folder) = &self.folder else { return self.tree()?.read(path) };
         let file = folder.join(hex::encode(&Sha256::digest(path)[..8]));
@@ -70,7 +70,7 @@ impl Tree for Remembered<'_> {
         Ok(content)
     }
 
-    fn revision(&self) -> Revision {
+    fn revision(&self) -> SourceRevision {
         self.revision.clone()
     }
 }

@@ -5,7 +5,7 @@
 //! the folder's name. The build number is never computed: it is a count of commits, which a shallow copy
 //! cannot give.
 
-use warden_patches::Revision;
+use warden_patches::SourceRevision;
 
 use super::tree::join;
 
@@ -27,19 +27,21 @@ pub(crate) fn revision(
     top: &str,
     remark: Option<&str>,
     read: &dyn Fn(&str) -> Option<String>,
-) -> Revision {
+) -> SourceRevision {
     let folder = if root.is_empty() { top } else { root.rsplit('/').next().unwrap_or(root) };
-    let remark =
-        Revision { commit: remark.filter(|text| is_commit(text)).map(str::to_owned), build_number: None };
+    let remark = SourceRevision {
+        commit: remark.filter(|text| is_commit(text)).map(str::to_owned),
+        build_number: None,
+    };
     let generated = read(&join(root, "common/build-info.cpp")).map(|text| from_generated(&text));
     let evidence = [from_git(root, read), generated, Some(remark), Some(from_name(folder))];
-    evidence.into_iter().flatten().fold(Revision::default(), |known, next| Revision {
+    evidence.into_iter().flatten().fold(SourceRevision::default(), |known, next| SourceRevision {
         commit: known.commit.or(next.commit),
         build_number: known.build_number.or(next.build_number),
     })
 }
 
-fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Revision> {
+fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<SourceRevision> {
     let dot_git = join(root, ".git");
     let git = match read(&dot_git) {
         // A submodule or a worktree: `.git` is a file with the path of the metadata.
@@ -61,7 +63,7 @@ fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Revisio
         return None;
     }
     let build_number = find_build_tag(&packed, &commit);
-    Some(Revision { commit: Some(commit), build_number })
+    Some(SourceRevision { commit: Some(commit), build_number })
 }
 
 /// Resolves a relative path that may contain `..`. An absolute path, possible on disk, is returned as it is.
@@ -119,12 +121,12 @@ fn tag_number(tag: &str) -> Option<u32> {
 }
 
 /// Parses `int LLAMA_BUILD_NUMBER = 4447;` and `char const *LLAMA_COMMIT = "f7cd1330";`
-fn from_generated(text: &str) -> Revision {
+fn from_generated(text: &str) -> SourceRevision {
     let value = |name: &str| {
         let line = text.lines().find(|line| line.contains(name))?;
         Some(line.split_once('=')?.1.trim().trim_end_matches(';').trim_matches('"').to_owned())
     };
-    Revision {
+    SourceRevision {
         commit: value("LLAMA_COMMIT").filter(|text| is_commit(text)),
         build_number: value("LLAMA_BUILD_NUMBER")
             .and_then(|number| number.parse().ok())
@@ -134,13 +136,13 @@ fn from_generated(text: &str) -> Revision {
 
 /// Parses `llama.cpp-b9976` and `llama.cpp-0c1e57098...`, the folder names in archives of tags and commits;
 /// also with a file extension.
-fn from_name(name: &str) -> Revision {
+fn from_name(name: &str) -> SourceRevision {
     let stem = ["tar.gz", "tgz", "tar.xz", "zip"]
         .iter()
         .find_map(|extension| name.strip_suffix(extension)?.strip_suffix('.'))
         .unwrap_or(name);
     let last = stem.rsplit('-').next().unwrap_or(stem);
-    Revision {
+    SourceRevision {
         // Full ids only: shorter hexadecimal words are often something else.
         commit: (last.len() == 40 && is_commit(last)).then(|| last.to_owned()),
         build_number: tag_number(last),

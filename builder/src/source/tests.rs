@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::archive::tests::{Made, tar_gz};
-use crate::event::Event;
+use crate::event::BuildEvent;
 
 const COMMIT: &str = "0c1e570980000000000000000000000000000abc";
 
@@ -20,8 +20,8 @@ fn tree(root: &Path) {
     }
 }
 
-fn examine(path: &Path) -> Result<Found> {
-    Source::at(path)?.examine(&path.with_file_name("cache"), &CancellationToken::new())
+fn examine(path: &Path) -> Result<ExaminedSource> {
+    BuildSource::at(path)?.examine(&path.with_file_name("cache"), &CancellationToken::new())
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_source_that_was_built_in_itself_is_not_the_hash_of_nothing() {
     assert_ne!(identity(), clean);
     let copy = folder.path().join("copy");
     fs::create_dir(&copy).unwrap();
-    folder::copy(&root, &copy, &Reporter::silent(), &CancellationToken::new()).unwrap();
+    folder::copy(&root, &copy, &EventReporter::silent(), &CancellationToken::new()).unwrap();
     assert!(copy.join("src/llama.cpp").exists() && !copy.join("CMakeCache.txt").exists());
 }
 
@@ -90,7 +90,10 @@ fn a_copied_tree_has_the_identity_of_its_original() {
     std::os::unix::fs::symlink("/etc/passwd", root.join("ggml/out")).unwrap();
     let found = examine(&root).unwrap();
     fs::create_dir(&copy).unwrap();
-    Source::at(&root).unwrap().place(&found, &copy, &Reporter::silent(), &CancellationToken::new()).unwrap();
+    BuildSource::at(&root)
+        .unwrap()
+        .place(&found, &copy, &EventReporter::silent(), &CancellationToken::new())
+        .unwrap();
     assert_eq!(examine(&copy).unwrap().identity, found.identity);
     assert!(!copy.join("ggml/out").exists());
 }
@@ -113,13 +116,13 @@ fn weights_modules_and_files_larger_than_any_source_are_no_source_and_no_identit
     let found = examine(&root).unwrap();
     assert_eq!(found.identity, identity);
     fs::create_dir(&copy).unwrap();
-    let (reporter, mut events) = Reporter::channel();
-    Source::at(&root).unwrap().place(&found, &copy, &reporter, &CancellationToken::new()).unwrap();
+    let (reporter, mut events) = EventReporter::channel();
+    BuildSource::at(&root).unwrap().place(&found, &copy, &reporter, &CancellationToken::new()).unwrap();
     for left in ["tools/ui/node_modules", "models", "dump.core"] {
         assert!(!copy.join(left).exists(), "{left}");
     }
     assert!(copy.join("src/llama.cpp").exists());
-    let Ok(Event::Note(note)) = events.try_recv() else { panic!("nothing is told of it") };
+    let Ok(BuildEvent::Note(note)) = events.try_recv() else { panic!("nothing is told of it") };
     assert!(note.contains("dump.core (70 MiB)") && note.contains("left out"), "{note}");
     assert!(events.try_recv().is_err(), "the rest is no news");
 }
@@ -154,8 +157,11 @@ fn a_folder_without_llama_cpp_is_refused_with_what_it_has() {
 
 #[test]
 fn a_missing_path_is_told_apart_from_a_bad_file() {
-    assert!(matches!(Source::at(Path::new("/nonexistent/x.zip")), Err(Error::SourceMissing { .. })));
-    assert!(matches!(Source::at(Path::new("/dev/null")), Err(Error::NotAnArchive { .. })));
+    assert!(matches!(
+        BuildSource::at(Path::new("/nonexistent/x.zip")),
+        Err(BuilderError::SourceMissing { .. })
+    ));
+    assert!(matches!(BuildSource::at(Path::new("/dev/null")), Err(BuilderError::NotAnArchive { .. })));
 }
 
 #[test]
@@ -176,9 +182,9 @@ fn an_archive_is_examined_placed_and_remembered() {
     assert_eq!(found.root, "p-1/v");
     assert_eq!(found.revision.commit.as_deref(), Some(COMMIT));
     let into = tempfile::tempdir().unwrap();
-    Source::at(&path)
+    BuildSource::at(&path)
         .unwrap()
-        .place(&found, into.path(), &Reporter::silent(), &CancellationToken::new())
+        .place(&found, into.path(), &EventReporter::silent(), &CancellationToken::new())
         .unwrap();
     assert!(into.path().join("tools/server/CMakeLists.txt").exists());
     assert!(!into.path().join("models").exists());
@@ -205,7 +211,7 @@ fn folders_and_archives_are_read_as_trees_alike() {
         ],
     );
     for path in [root, packed] {
-        let source = Source::at(&path).unwrap();
+        let source = BuildSource::at(&path).unwrap();
         let tree = source.tree(&folder.path().join("cache"), &CancellationToken::new()).unwrap();
         let read = |name: &str| tree.read(name).unwrap().map(|content| String::from_utf8(content).unwrap());
         assert_eq!(read("src/llama.cpp").as_deref(), Some("src/llama.cpp"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 /// Maximum depth of llama.cpp's folder: `sdist-1.2.3/vendor/llama.cpp` is three deep.
-pub(crate) const DEEPEST: usize = 4;
+pub(crate) const MAX_ROOT_DEPTH: usize = 4;
 
 /// Possible folders of llama-server's sources, newest layout first.
 const SERVER_FOLDERS: [&str; 2] = ["tools/server", "examples/server"];
@@ -19,14 +19,14 @@ pub(crate) struct TreeLocation {
 
 /// Search over the names of a source, one by one; keeps only relevant ones.
 #[derive(Debug, Default)]
-pub(crate) struct Search {
+pub(crate) struct TreeSearch {
     /// Folders with a CMakeLists.txt, down to the depth of a server in the deepest root.
     cmake: BTreeSet<String>,
     /// Names at the top level.
     top: BTreeSet<String>,
 }
 
-impl Search {
+impl TreeSearch {
     /// Adds the name of an entry.
     pub(crate) fn see(&mut self, name: &str, is_file: bool) {
         if let Some(first) = name.split('/').next() {
@@ -35,7 +35,7 @@ impl Search {
         let Some(folder) = name.strip_suffix("CMakeLists.txt").filter(|_| is_file) else { return };
         if folder.is_empty() || folder.ends_with('/') {
             // Two more levels for `tools/server`.
-            if folder.matches('/').count() <= DEEPEST + 2 {
+            if folder.matches('/').count() <= MAX_ROOT_DEPTH + 2 {
                 self.cmake.insert(folder.trim_end_matches('/').to_owned());
             }
         }
@@ -47,7 +47,7 @@ impl Search {
         let depth = |root: &str| if root.is_empty() { 0 } else { root.matches('/').count() + 1 };
         self.cmake
             .iter()
-            .filter(|root| depth(root) <= DEEPEST && has(root, "ggml"))
+            .filter(|root| depth(root) <= MAX_ROOT_DEPTH && has(root, "ggml"))
             .filter_map(|root| {
                 let server = SERVER_FOLDERS.into_iter().find(|server| has(root, server))?;
                 Some(TreeLocation { root: root.clone(), server })
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     fn find(names: &[&str]) -> Option<TreeLocation> {
-        let mut search = Search::default();
+        let mut search = TreeSearch::default();
         for name in names {
             search.see(name, true);
         }

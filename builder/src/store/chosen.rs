@@ -17,10 +17,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::lineage::{NoSuccessor, succeeds};
-use super::{BuildId, CHOICES_FILE, MOVE_FILE, Provenance, Store};
+use super::lineage::{SuccessorObstacle, succeeds};
+use super::{BuildId, BuildStore, CHOICES_FILE, MOVE_FILE, Provenance};
 use crate::clock;
-use crate::error::{Error, Result, io_error};
+use crate::error::{BuilderError, Result, io_error};
 use crate::whole::{self, LossTolerance};
 
 /// Maximum entries per list; older builds are no useful rollback target.
@@ -30,7 +30,7 @@ const CHOICES_SCHEMA: u32 = 1;
 
 /// A decision about a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Decided {
+pub struct BuildDecision {
     /// The build.
     pub build: BuildId,
     /// Time of the decision, RFC 3339 in UTC.
@@ -46,15 +46,15 @@ pub struct Decided {
 /// Decisions about the builds of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Choices {
+pub struct BuildChoices {
     schema: u32,
     /// Chosen builds, oldest first.
-    pub chosen: Vec<Decided>,
+    pub chosen: Vec<BuildDecision>,
     /// Rejected builds, oldest first.
-    pub rejected: Vec<Decided>,
+    pub rejected: Vec<BuildDecision>,
 }
 
-impl Default for Choices {
+impl Default for BuildChoices {
     fn default() -> Self {
         Self { schema: CHOICES_SCHEMA, chosen: Vec::new(), rejected: Vec::new() }
     }
@@ -63,38 +63,39 @@ impl Default for Choices {
 /// A rollout or rollback in progress. If the program that carries it out was killed, another one can finish
 /// it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Move {
+pub struct BuildMove {
     /// The build.
     pub build: BuildId,
     /// A rollback: some instances may still run the build. Otherwise a rollout: some may not run it yet.
     pub back: bool,
 }
 
-impl Choices {
+impl BuildChoices {
     /// The rejection of a build, if there is one.
-    pub fn rejected(&self, build: &BuildId) -> Option<&Decided> {
+    pub fn rejected(&self, build: &BuildId) -> Option<&BuildDecision> {
         self.rejected.iter().rev().find(|one| one.build == *build)
     }
 }
 
-impl Store {
+impl BuildStore {
     /// Reads the decisions.
     ///
     /// # Errors
     /// Fails if the file exists and cannot be read or parsed.
-    pub fn choices(&self) -> Result<Choices> {
+    pub fn choices(&self) -> Result<BuildChoices> {
         let path = self.root.join(CHOICES_FILE);
         let text = match fs::read(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Choices::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BuildChoices::default()),
             Err(error) => return Err(io_error("reading", path)(error)),
         };
-        match serde_json::from_slice::<Choices>(&text) {
+        match serde_json::from_slice::<BuildChoices>(&text) {
             Ok(choices) if choices.schema == CHOICES_SCHEMA => Ok(choices),
-            Ok(choices) => {
-                Err(Error::DamagedChoices { path, why: format!("it is of version {}", choices.schema) })
-            }
-            Err(error) => Err(Error::DamagedChoices { path, why: error.to_string() }),
+            Ok(choices) => Err(BuilderError::DamagedChoices {
+                path,
+                why: format!("it is of version {}", choices.schema),
+            }),
+            Err(error) => Err(BuilderError::DamagedChoices { path, why: error.to_string() }),
         }
     }
 
@@ -122,16 +123,16 @@ impl Store {
         self.choose_as(build, why, None)
     }
 
-    /// Chooses a build for a caller that then notifies all instances. Until [`Store::moved`], other programs
+    /// Chooses a build for a caller that then notifies all instances. Until [`BuildStore::moved`], other programs
     /// see the rollout as unfinished.
     ///
     /// # Errors
-    /// Fails like [`Store::choose`].
+    /// Fails like [`BuildStore::choose`].
     pub fn bring_in(&self, build: &BuildId, why: &str) -> Result<()> {
-        self.choose_as(build, why, Some(&Move { build: build.clone(), back: false }))
+        self.choose_as(build, why, Some(&BuildMove { build: build.clone(), back: false }))
     }
 
-    fn choose_as(&self, build: &BuildId, why: &str, moving: Option<&Move>) -> Result<()> {
+    fn choose_as(&self, build: &BuildId, why: &str, moving: Option<&BuildMove>) -> Result<()> {
         self.show(build)?;
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
@@ -150,7 +151,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the build does not exist, or if the store cannot be read.
-    pub fn successor_obstacle(&self, build: &BuildId) -> Result<Option<NoSuccessor>> {
+    pub fn successor_obstacle(&self, build: &BuildId) -> Result<Option<SuccessorObstacle>> {
         let new = self.show(build)?;
         let in_use = self.in_use()?.filter(|in_use| in_use.id != *build);
         Ok(in_use.and_then(|in_use| succeeds(&in_use.plan, &new.plan).err()))
@@ -174,7 +175,7 @@ impl Store {
         };
         let (build, why) = held;
         choices.chosen.retain(|one| one.build != *build);
-        choices.chosen.push(Decided { held: true, ..decided(build, &why) });
+        choices.chosen.push(BuildDecision { held: true, ..decided(build, &why) });
         self.write_choices(choices)
     }
 
@@ -192,7 +193,7 @@ impl Store {
             choices.rejected.retain(|one| one.build != *left);
             choices.rejected.push(decided(left, why));
         }
-        self.write_move(Some(&Move { build: left.clone(), back: true }))?;
+        self.write_move(Some(&BuildMove { build: left.clone(), back: true }))?;
         self.write_choices(choices)?;
         Ok(back)
     }
@@ -206,14 +207,14 @@ impl Store {
     }
 
     /// Removes the choices after the last usable build other than `left`, and returns that build.
-    fn step_back(&self, choices: &mut Choices, left: &BuildId) -> Result<BuildId> {
-        let usable = |one: &Decided| self.show(&one.build).is_ok();
+    fn step_back(&self, choices: &mut BuildChoices, left: &BuildId) -> Result<BuildId> {
+        let usable = |one: &BuildDecision| self.show(&one.build).is_ok();
         let last = choices.chosen.iter().rposition(usable);
         match last.map(|last| choices.chosen[last].build.clone()) {
             Some(other) if other != *left => Ok(other),
             _ => {
                 let before = last.and_then(|last| choices.chosen[..last].iter().rposition(usable));
-                let before = before.ok_or_else(|| Error::NoWayBack { store: self.root.clone() })?;
+                let before = before.ok_or_else(|| BuilderError::NoWayBack { store: self.root.clone() })?;
                 choices.chosen.truncate(before + 1);
                 Ok(choices.chosen[before].build.clone())
             }
@@ -221,8 +222,8 @@ impl Store {
     }
 
     /// The unfinished rollout or rollback, if there is one. An unreadable file counts as none.
-    pub fn moving(&self) -> Option<Move> {
-        let moving: Move = serde_json::from_slice(&fs::read(self.move_path()).ok()?).ok()?;
+    pub fn moving(&self) -> Option<BuildMove> {
+        let moving: BuildMove = serde_json::from_slice(&fs::read(self.move_path()).ok()?).ok()?;
         let in_use = self.in_use().ok()??.id;
         // A rollout's build is the default; a rollback's build is not any more.
         (moving.back != (moving.build == in_use)).then_some(moving)
@@ -241,7 +242,7 @@ impl Store {
         self.root.join(MOVE_FILE)
     }
 
-    fn write_move(&self, moving: Option<&Move>) -> Result<()> {
+    fn write_move(&self, moving: Option<&BuildMove>) -> Result<()> {
         let path = self.move_path();
         let write = || match moving {
             Some(moving) => whole::write(&path, &serde_json::to_vec(moving)?, LossTolerance::Final),
@@ -274,7 +275,7 @@ impl Store {
         usable.take(2).map(|one| one.build).collect()
     }
 
-    fn write_choices(&self, mut choices: Choices) -> Result<()> {
+    fn write_choices(&self, mut choices: BuildChoices) -> Result<()> {
         for list in [&mut choices.chosen, &mut choices.rejected] {
             let old = list.len().saturating_sub(MAX_DECISIONS);
             list.drain(..old);
@@ -289,6 +290,6 @@ impl Store {
     }
 }
 
-fn decided(build: &BuildId, why: &str) -> Decided {
-    Decided { build: build.clone(), at: clock::now(), why: why.to_owned(), held: false }
+fn decided(build: &BuildId, why: &str) -> BuildDecision {
+    BuildDecision { build: build.clone(), at: clock::now(), why: why.to_owned(), held: false }
 }

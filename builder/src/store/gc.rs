@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{BuildId, INCOMING_PREFIX, Store, clear, name_of, only_ours};
+use super::{BuildId, BuildStore, INCOMING_PREFIX, clear, name_of, only_ours};
 use crate::error::Result;
 use crate::owned;
 
 /// Builds to keep.
 #[derive(Clone, Debug, Default)]
-pub struct Keep {
+pub struct GcKeep {
     /// Number of newest builds to keep.
     pub newest: usize,
     /// Builds to keep at any age: configured and running ones.
@@ -18,7 +18,7 @@ pub struct Keep {
 
 /// Removable or removed parts of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sweep {
+pub struct GcPlan {
     /// Builds, newest first, with their bytes.
     pub builds: Vec<(BuildId, u64)>,
     /// Leftovers of interrupted builds, with their bytes.
@@ -27,7 +27,7 @@ pub struct Sweep {
     pub left: usize,
 }
 
-impl Sweep {
+impl GcPlan {
     /// Total bytes to remove.
     pub fn bytes(&self) -> u64 {
         let builds = self.builds.iter().map(|(_, bytes)| bytes);
@@ -40,13 +40,13 @@ impl Sweep {
     }
 }
 
-impl Store {
+impl BuildStore {
     /// Determines what [`Self::gc`] would remove. Damaged and foreign folders are never included.
     ///
     /// # Errors
     ///
     /// Fails if the store cannot be read.
-    pub fn plan_gc(&self, keep: &Keep) -> Result<Sweep> {
+    pub fn plan_gc(&self, keep: &GcKeep) -> Result<GcPlan> {
         let ids: Vec<BuildId> = self.list()?.builds.into_iter().map(|build| build.id).collect();
         let all = ids.len();
         let going = ids.into_iter().skip(keep.newest).filter(|id| !keep.ids.contains(id));
@@ -55,7 +55,7 @@ impl Store {
             (id, bytes)
         };
         let builds: Vec<_> = going.map(sized).collect();
-        Ok(Sweep { left: all - builds.len(), builds, leftovers: self.leftovers() })
+        Ok(GcPlan { left: all - builds.len(), builds, leftovers: self.leftovers() })
     }
 
     /// Removes what [`Self::superfluous`] found, in its order; calls `each` after each item. Leftovers are
@@ -64,7 +64,7 @@ impl Store {
     /// # Errors
     ///
     /// Fails if an item cannot be removed; items before it stay removed.
-    pub fn gc(&self, sweep: &Sweep, mut each: impl FnMut(&str, u64)) -> Result<()> {
+    pub fn gc(&self, sweep: &GcPlan, mut each: impl FnMut(&str, u64)) -> Result<()> {
         for (id, bytes) in &sweep.builds {
             self.remove(id)?;
             each(id.as_str(), *bytes);

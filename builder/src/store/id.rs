@@ -28,25 +28,25 @@ impl BuildId {
 /// The text is no build id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not the id of a build: that has 16 hexadecimal digits")]
-pub struct NotAnId(String);
+pub struct BuildIdError(String);
 
 impl FromStr for BuildId {
-    type Err = NotAnId;
+    type Err = BuildIdError;
 
-    fn from_str(text: &str) -> Result<Self, NotAnId> {
+    fn from_str(text: &str) -> Result<Self, BuildIdError> {
         let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         if text.len() == ID_DIGITS && text.bytes().all(digit) {
             Ok(Self(text.to_owned()))
         } else {
-            Err(NotAnId(text.to_owned()))
+            Err(BuildIdError(text.to_owned()))
         }
     }
 }
 
 impl TryFrom<String> for BuildId {
-    type Error = NotAnId;
+    type Error = BuildIdError;
 
-    fn try_from(text: String) -> Result<Self, NotAnId> {
+    fn try_from(text: String) -> Result<Self, BuildIdError> {
         text.parse()
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::plan::Plan;
-use crate::source::Found;
+use crate::plan::BuildPlan;
+use crate::source::ExaminedSource;
 
 /// Names of upstream's sources: its repository, now and formerly, and the package that contains its source.
 const UPSTREAM_NAMES: [&str; 4] =
@@ -16,7 +16,7 @@ const ARCHIVE_EXTENSIONS: [&str; 4] = [".tar.gz", ".tgz", ".tar.xz", ".zip"];
 
 /// Why a new build does not become the default automatically.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoSuccessor {
+pub enum SuccessorObstacle {
     /// Built from another llama.cpp.
     OtherLineage {
         /// Lineage of the new build, such as `ikawrakow/ik_llama.cpp`.
@@ -35,7 +35,7 @@ pub enum NoSuccessor {
     },
 }
 
-impl fmt::Display for NoSuccessor {
+impl fmt::Display for SuccessorObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OtherLineage { new, in_use } => {
@@ -60,35 +60,35 @@ struct SourceOrigin {
 ///
 /// # Errors
 /// Returns the reason if not. A revision of unknown age counts as newer, since it was built on purpose.
-pub fn succeeds(in_use: &Plan, new: &Plan) -> Result<(), NoSuccessor> {
+pub fn succeeds(in_use: &BuildPlan, new: &BuildPlan) -> Result<(), SuccessorObstacle> {
     continues(&in_use.source, &new.source)?;
     if in_use.recipe.backend.has_gpu() && !new.recipe.backend.has_gpu() {
-        return Err(NoSuccessor::NoGpu);
+        return Err(SuccessorObstacle::NoGpu);
     }
     Ok(())
 }
 
 /// Checks the sources of both plans.
-fn continues(in_use: &Found, new: &Found) -> Result<(), NoSuccessor> {
+fn continues(in_use: &ExaminedSource, new: &ExaminedSource) -> Result<(), SuccessorObstacle> {
     let (old, new) = (origin(in_use), origin(new));
     if old.lineage != new.lineage {
-        return Err(NoSuccessor::OtherLineage { new: new.lineage, in_use: old.lineage });
+        return Err(SuccessorObstacle::OtherLineage { new: new.lineage, in_use: old.lineage });
     }
     if let (Some(before), Some(after)) = (old.number, new.number) {
         return if after < before {
-            Err(NoSuccessor::Older { new: format!("b{after}"), in_use: format!("b{before}") })
+            Err(SuccessorObstacle::Older { new: format!("b{after}"), in_use: format!("b{before}") })
         } else {
             Ok(())
         };
     }
     if !old.version.is_empty() && !new.version.is_empty() && new.version < old.version {
         let text = |version: &[u32]| version.iter().map(u32::to_string).collect::<Vec<_>>().join(".");
-        return Err(NoSuccessor::Older { new: text(&new.version), in_use: text(&old.version) });
+        return Err(SuccessorObstacle::Older { new: text(&new.version), in_use: text(&old.version) });
     }
     Ok(())
 }
 
-fn origin(found: &Found) -> SourceOrigin {
+fn origin(found: &ExaminedSource) -> SourceOrigin {
     let given = found.given.to_string_lossy();
     let number = found.revision.build_number;
     if found.kind == "git" && given.contains("://") {
@@ -137,22 +137,22 @@ fn version_numbers(text: &str) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use warden_patches::Revision;
+    use warden_patches::SourceRevision;
 
     use super::*;
 
-    fn found(kind: &str, given: &str, build_number: Option<u32>) -> Found {
-        Found {
+    fn found(kind: &str, given: &str, build_number: Option<u32>) -> ExaminedSource {
+        ExaminedSource {
             given: given.into(),
             kind: kind.into(),
             identity: String::new(),
             root: String::new(),
             server: "tools/server".into(),
-            revision: Revision { commit: None, build_number },
+            revision: SourceRevision { commit: None, build_number },
         }
     }
 
-    fn git(url: &str, number: u32) -> Found {
+    fn git(url: &str, number: u32) -> ExaminedSource {
         found("git", url, Some(number))
     }
 
@@ -190,7 +190,7 @@ mod tests {
             (found("directory", "/home/me/turboquant", None), "turboquant"),
         ] {
             let why = continues(&upstream, &new).unwrap_err();
-            assert!(matches!(&why, NoSuccessor::OtherLineage { new, .. } if new == lineage), "{why}");
+            assert!(matches!(&why, SuccessorObstacle::OtherLineage { new, .. } if new == lineage), "{why}");
             assert!(continues(&new, &upstream).is_err(), "the other way, too");
         }
     }

@@ -23,13 +23,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use chosen::{Choices, Decided, Move};
-pub use gc::{Keep, Sweep};
-pub use id::{BuildId, NotAnId};
-pub use lineage::{NoSuccessor, succeeds};
-pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
+pub use chosen::{BuildChoices, BuildDecision, BuildMove};
+pub use gc::{GcKeep, GcPlan};
+pub use id::{BuildId, BuildIdError};
+pub use lineage::{SuccessorObstacle, succeeds};
+pub use provenance::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance};
 
-use crate::error::{Error, Result, io_error};
+use crate::error::{BuilderError, Result, io_error};
 use crate::lock::FileLock;
 
 /// File name of the binary.
@@ -49,13 +49,13 @@ const BUILD_FILES: [&str; 2] = [BINARY_FILE, PROVENANCE_FILE];
 
 /// A folder of builds. Cheap to create: only methods access the disk. Methods block briefly.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct BuildStore {
     root: PathBuf,
 }
 
 /// Content of a store.
 #[derive(Clone, Debug, Default)]
-pub struct Listing {
+pub struct StoreListing {
     /// Usable builds, newest first.
     pub builds: Vec<Provenance>,
     /// Folders named like a build that cannot be used, with the reason.
@@ -64,7 +64,7 @@ pub struct Listing {
     pub foreign: Vec<PathBuf>,
 }
 
-impl Store {
+impl BuildStore {
     /// The store under a data folder.
     pub fn new(data: &Path) -> Self {
         Self { root: data.join("builds") }
@@ -80,8 +80,8 @@ impl Store {
     /// # Errors
     ///
     /// Fails if the folder exists and cannot be read.
-    pub fn list(&self) -> Result<Listing> {
-        let mut listing = Listing::default();
+    pub fn list(&self) -> Result<StoreListing> {
+        let mut listing = StoreListing::default();
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listing),
@@ -121,9 +121,9 @@ impl Store {
         ids.retain(|id| !wanted.is_empty() && id.as_str().starts_with(&wanted));
         ids.sort();
         match ids.len() {
-            0 => Err(Error::NoSuchBuild { id: prefix.to_owned(), store: self.root.clone() }),
+            0 => Err(BuilderError::NoSuchBuild { id: prefix.to_owned(), store: self.root.clone() }),
             1 => Ok(ids.remove(0)),
-            _ => Err(Error::AmbiguousBuild { prefix: prefix.to_owned(), ids }),
+            _ => Err(BuilderError::AmbiguousBuild { prefix: prefix.to_owned(), ids }),
         }
     }
 
@@ -134,9 +134,9 @@ impl Store {
     /// Fails if the build does not exist or is damaged.
     pub fn show(&self, id: &BuildId) -> Result<Provenance> {
         let folder = self.folder(id);
-        let damaged = |why: String| Err(Error::DamagedBuild { path: folder.clone(), why });
+        let damaged = |why: String| Err(BuilderError::DamagedBuild { path: folder.clone(), why });
         if !folder.exists() {
-            return Err(Error::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
+            return Err(BuilderError::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
         }
         let text = match fs::read(folder.join(PROVENANCE_FILE)) {
             Ok(text) => text,
@@ -146,7 +146,7 @@ impl Store {
             Ok(provenance) => provenance,
             Err(error) => return damaged(format!("{PROVENANCE_FILE} cannot be understood ({error})")),
         };
-        if provenance.schema != SCHEMA || provenance.id != *id {
+        if provenance.schema != PROVENANCE_SCHEMA || provenance.id != *id {
             return damaged(format!(
                 "{PROVENANCE_FILE} is that of {} in version {}",
                 provenance.id, provenance.schema
@@ -185,7 +185,7 @@ impl Store {
     pub fn remove(&self, id: &BuildId) -> Result<()> {
         let folder = self.folder(id);
         if fs::symlink_metadata(&folder).is_err() {
-            return Err(Error::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
+            return Err(BuilderError::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
         }
         let _lock = self.lock()?;
         only_ours(&folder)?;
@@ -253,7 +253,7 @@ impl Store {
 
 /// Checks that a folder is a real one and contains only a build's files.
 fn only_ours(folder: &Path) -> Result<()> {
-    let foreign = |why: String| Err(Error::ForeignInBuild { path: folder.to_owned(), why });
+    let foreign = |why: String| Err(BuilderError::ForeignInBuild { path: folder.to_owned(), why });
     let facts = fs::symlink_metadata(folder).map_err(io_error("reading", folder))?;
     if !facts.is_dir() {
         return foreign("it is no folder".to_owned());

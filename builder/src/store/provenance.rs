@@ -4,18 +4,18 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use warden_patches::Fix;
+use warden_patches::SetFix;
 use warden_patches::mitigation::{BuildFacts, ProvenanceFacts};
-use warden_patches::set::life::Standing;
+use warden_patches::set::life::FixStanding;
 
 use super::id::BuildId;
-use crate::plan::backend::Backend;
-use crate::plan::{Plan, option_value};
-use crate::toolchain::found::Drivers;
-use crate::verify::Verified;
+use crate::plan::backend::ComputeBackend;
+use crate::plan::{BuildPlan, option_value};
+use crate::toolchain::found::BuildDrivers;
+use crate::verify::VerifyResults;
 
 /// Incremented when the file's format changes; readers reject newer ones.
-pub const SCHEMA: u32 = 1;
+pub const PROVENANCE_SCHEMA: u32 = 1;
 
 /// Content of `provenance.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,17 +27,17 @@ pub struct Provenance {
     /// Time of completion, RFC 3339 in UTC.
     pub built_at: String,
     /// The plan: source, options, compilers.
-    pub plan: Plan,
+    pub plan: BuildPlan,
     /// Versions of cmake and ninja.
-    pub drivers: Drivers,
+    pub drivers: BuildDrivers,
     /// Duration of each phase.
-    pub timings: Timings,
+    pub timings: BuildTimings,
     /// Size and hash of the binary.
-    pub binary: Binary,
+    pub binary: BinaryFacts,
     /// Results of the verification.
-    pub verified: Verified,
+    pub verified: VerifyResults,
     /// Machine of the build.
-    pub host: Host,
+    pub host: BuildHost,
     /// Ids of the fixes in the patched source whose markers were found in the binary. Builds from before
     /// patches existed have none.
     #[serde(default)]
@@ -51,19 +51,19 @@ impl Provenance {
     }
 
     /// Fixes of the user's own applied sets, each with its set's id.
-    pub fn own_fixes(&self) -> Vec<(String, Fix)> {
+    pub fn own_fixes(&self) -> Vec<(String, SetFix)> {
         let applied = self.plan.patches.iter().filter(|set| set.applied());
         applied.flat_map(|set| set.own.iter().map(|fix| (set.set.clone(), fix.clone()))).collect()
     }
 
     /// The state of each judged fix in this source: needed, superseded, harmful.
-    pub fn lives(&self) -> Vec<(String, Standing)> {
+    pub fn lives(&self) -> Vec<(String, FixStanding)> {
         let fixes = self.plan.patches.iter().flat_map(|set| &set.fixes);
         fixes.filter_map(|fix| Some((fix.fix.clone(), fix.life.clone()?))).collect()
     }
 
     /// Compute backend of the binary.
-    pub const fn backend(&self) -> Backend {
+    pub const fn backend(&self) -> ComputeBackend {
         self.plan.recipe.backend
     }
 
@@ -96,7 +96,7 @@ impl Provenance {
 
 /// Duration of each phase in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Timings {
+pub struct BuildTimings {
     /// Unpacking or copying the source.
     pub unpack: f64,
     /// Running cmake.
@@ -109,7 +109,7 @@ pub struct Timings {
 
 /// Size and hash of a build's binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Binary {
+pub struct BinaryFacts {
     /// Size in bytes.
     pub size: u64,
     /// sha256 as hexadecimal digits.
@@ -118,7 +118,7 @@ pub struct Binary {
 
 /// Machine of a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
+pub struct BuildHost {
     /// Host name.
     pub name: String,
     /// Name and release of the kernel.
@@ -129,7 +129,7 @@ pub struct Host {
     pub cpu: String,
 }
 
-impl Host {
+impl BuildHost {
     pub(crate) fn here() -> Self {
         let system = rustix::system::uname();
         let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();

@@ -2,32 +2,32 @@
 
 use super::lineage::succeeds;
 use super::*;
-use crate::plan::Backend;
+use crate::plan::ComputeBackend;
 use crate::plan::tests::plan;
-use crate::toolchain::{Drivers, Tool};
-use crate::verify::Verified;
+use crate::toolchain::{BuildDrivers, BuildTool};
+use crate::verify::VerifyResults;
 
 /// Provenance of a build that does not exist.
 pub(crate) fn provenance(options: &[&str], built_at: &str, size: u64) -> Provenance {
     let plan = plan(options).unwrap();
-    let tool = Tool { path: "/usr/bin/true".into(), version: "1".into() };
+    let tool = BuildTool { path: "/usr/bin/true".into(), version: "1".into() };
     Provenance {
-        schema: SCHEMA,
+        schema: PROVENANCE_SCHEMA,
         id: plan.id.clone(),
         built_at: built_at.into(),
         plan,
-        drivers: Drivers { cmake: tool.clone(), ninja: tool, launcher: None },
-        timings: Timings::default(),
-        binary: Binary { size, sha256: String::new() },
-        verified: Verified::default(),
-        host: Host::here(),
+        drivers: BuildDrivers { cmake: tool.clone(), ninja: tool, launcher: None },
+        timings: BuildTimings::default(),
+        binary: BinaryFacts { size, sha256: String::new() },
+        verified: VerifyResults::default(),
+        host: BuildHost::here(),
         fixes: Vec::new(),
     }
 }
 
 /// A store with builds of these times, oldest first.
-fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
-    let store = Store::new(folder);
+fn store(folder: &Path, times: &[&str]) -> (BuildStore, Vec<BuildId>) {
+    let store = BuildStore::new(folder);
     let binary = folder.join("binary");
     fs::write(&binary, "12345").unwrap();
     let ids = times.iter().map(|time| {
@@ -40,7 +40,7 @@ fn store(folder: &Path, times: &[&str]) -> (Store, Vec<BuildId>) {
 }
 
 /// Runs the garbage collection, and returns the removed builds.
-fn gone(store: &Store, keep: &Keep) -> Vec<BuildId> {
+fn gone(store: &BuildStore, keep: &GcKeep) -> Vec<BuildId> {
     let sweep = store.plan_gc(keep).unwrap();
     store.gc(&sweep, |_, _| ()).unwrap();
     sweep.builds.into_iter().map(|(id, _)| id).collect()
@@ -57,7 +57,7 @@ fn what_a_build_that_was_cut_short_left_is_swept_and_what_others_put_there_is_no
         fs::write(path.join(BINARY_FILE), "half").unwrap();
     }
     fs::write(theirs.join("keep"), "mine").unwrap();
-    let keep = Keep { newest: 1, ids: Vec::new() };
+    let keep = GcKeep { newest: 1, ids: Vec::new() };
     assert_eq!(store.plan_gc(&keep).unwrap().leftovers, [(ours.clone(), 4)]);
     assert!(gone(&store, &keep).is_empty());
     assert!(!ours.exists() && theirs.join("keep").exists() && mail.exists());
@@ -109,7 +109,7 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
 }
 
 /// Installs a build of this repository into the store.
-fn install_of(store: &Store, repository: &str, number: u32, built_at: &str) -> BuildId {
+fn install_of(store: &BuildStore, repository: &str, number: u32, built_at: &str) -> BuildId {
     let mut provenance = provenance(&[&format!("OF={repository}"), &format!("NUMBER={number}")], built_at, 5);
     let source = &mut provenance.plan.source;
     (source.kind, source.given) = ("git".into(), repository.into());
@@ -123,7 +123,7 @@ fn install_of(store: &Store, repository: &str, number: u32, built_at: &str) -> B
 #[test]
 fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::new(folder.path());
+    let store = BuildStore::new(folder.path());
     fs::create_dir_all(store.root()).unwrap();
     let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
     let (upstream, fork) =
@@ -139,10 +139,10 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     assert_eq!(why(&newer), "");
     // First with a GPU, then without one.
     let gpu = Provenance {
-        plan: crate::plan::tests::with_gpu(Backend::Cuda, &["90"], "/nvcc", "nvcc 13"),
+        plan: crate::plan::tests::with_gpu(ComputeBackend::Cuda, &["90"], "/nvcc", "nvcc 13"),
         ..provenance(&[], "", 5)
     };
-    assert_eq!(succeeds(&gpu.plan, &provenance(&[], "", 5).plan), Err(NoSuccessor::NoGpu));
+    assert_eq!(succeeds(&gpu.plan, &provenance(&[], "", 5).plan), Err(SuccessorObstacle::NoGpu));
     assert_eq!(succeeds(&provenance(&[], "", 5).plan, &gpu.plan), Ok(()));
     assert!(store.kept_by_choice().contains(&newer), "nobody removes it by age");
 
@@ -262,23 +262,23 @@ fn an_installed_build_is_listed_shown_and_found() {
 
 #[test]
 fn a_store_that_does_not_exist_is_empty() {
-    let store = Store::new(Path::new("/nonexistent"));
+    let store = BuildStore::new(Path::new("/nonexistent"));
     assert!(store.list().unwrap().builds.is_empty());
     assert!(store.newest().unwrap().is_none());
-    assert!(matches!(store.resolve("00"), Err(Error::NoSuchBuild { .. })));
+    assert!(matches!(store.resolve("00"), Err(BuilderError::NoSuchBuild { .. })));
 }
 
 #[test]
 fn a_prefix_finds_one_build_or_tells_the_candidates() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::new(folder.path());
+    let store = BuildStore::new(folder.path());
     for name in ["aa00000000000000", "aa00000000000001", "bb00000000000000"] {
         fs::create_dir_all(store.root().join(name)).unwrap();
     }
     assert_eq!(store.resolve("BB").unwrap().as_str(), "bb00000000000000");
     let message = store.resolve("aa").unwrap_err().to_string();
     assert_eq!(message, "`aa` is the beginning of 2 builds: aa00000000000000, aa00000000000001");
-    assert!(matches!(store.resolve(""), Err(Error::NoSuchBuild { .. })));
+    assert!(matches!(store.resolve(""), Err(BuilderError::NoSuchBuild { .. })));
 }
 
 #[test]
@@ -294,8 +294,8 @@ fn damaged_and_foreign_folders_are_reported_and_left_alone() {
     let whys: Vec<&str> = listing.damaged.iter().map(|(_, why)| why.as_str()).collect();
     assert!(whys.iter().any(|why| why.contains("has not the size")), "{whys:?}");
     assert!(whys.iter().any(|why| why.contains("provenance.json cannot be read")), "{whys:?}");
-    assert!(matches!(store.binary(&ids[0]), Err(Error::DamagedBuild { .. })));
-    assert_eq!(gone(&store, &Keep::default()), [ids[1].clone()]);
+    assert!(matches!(store.binary(&ids[0]), Err(BuilderError::DamagedBuild { .. })));
+    assert_eq!(gone(&store, &GcKeep::default()), [ids[1].clone()]);
     assert!(store.root().join("my notes").exists() && store.folder(&ids[0]).exists());
     store.remove(&ids[0]).unwrap();
     assert!(!store.folder(&ids[0]).exists());
@@ -316,7 +316,7 @@ fn gc_keeps_the_newest_and_the_named() {
     let times =
         ["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z", "2026-04-01T00:00:00Z"];
     let (store, ids) = store(folder.path(), &times);
-    let keep = Keep { newest: 1, ids: vec![ids[0].clone()] };
+    let keep = GcKeep { newest: 1, ids: vec![ids[0].clone()] };
     let sweep = store.plan_gc(&keep).unwrap();
     assert_eq!(sweep.left, 2);
     assert!(sweep.bytes() > 2 * 5, "the provenance counts, too");
@@ -364,7 +364,7 @@ fn a_provenance_from_before_there_were_patches_is_read() {
 fn removing_what_is_not_there_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let id = "ee00000000000000".parse().unwrap();
-    assert!(matches!(Store::new(folder.path()).remove(&id), Err(Error::NoSuchBuild { .. })));
+    assert!(matches!(BuildStore::new(folder.path()).remove(&id), Err(BuilderError::NoSuchBuild { .. })));
 }
 
 #[test]

@@ -6,21 +6,25 @@ use std::process::ExitStatus;
 
 use tokio_util::sync::CancellationToken;
 
-use super::found::Tool;
-use crate::environment::Environment;
-use crate::error::{Error, Result};
-use crate::process::{Ended, output};
+use super::found::BuildTool;
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result};
+use crate::process::{ChildExit, output};
 
 /// A program with the first line of its `--version`.
-pub(super) async fn versioned(env: &Environment, path: PathBuf, cancel: &CancellationToken) -> Result<Tool> {
+pub(super) async fn versioned(
+    env: &BuildEnvironment,
+    path: PathBuf,
+    cancel: &CancellationToken,
+) -> Result<BuildTool> {
     let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
     let version = text.lines().next().unwrap_or_default().trim().to_owned();
-    Ok(Tool { path, version })
+    Ok(BuildTool { path, version })
 }
 
 /// Output of a program; an error if it fails.
 pub(super) async fn said(
-    env: &Environment,
+    env: &BuildEnvironment,
     program: &Path,
     arguments: &[&str],
     doing: &str,
@@ -32,15 +36,15 @@ pub(super) async fn said(
 }
 
 /// Converts the end of a small program into its output or an error.
-pub(crate) fn finish(program: &Path, doing: &str, end: io::Result<(Ended, String)>) -> Result<String> {
+pub(crate) fn finish(program: &Path, doing: &str, end: io::Result<(ChildExit, String)>) -> Result<String> {
     let failed = |why: String| {
         let command = program.display().to_string();
-        Err(Error::Program { command, doing: doing.to_owned(), why })
+        Err(BuilderError::Program { command, doing: doing.to_owned(), why })
     };
     match end {
-        Ok((Ended::Exited(status), text)) if status.success() => Ok(text),
-        Ok((Ended::Exited(status), text)) => failed(last_words(status, &text)),
-        Ok((Ended::Cancelled, _)) => Err(Error::Cancelled),
+        Ok((ChildExit::Exited(status), text)) if status.success() => Ok(text),
+        Ok((ChildExit::Exited(status), text)) => failed(last_words(status, &text)),
+        Ok((ChildExit::Cancelled, _)) => Err(BuilderError::Cancelled),
         Err(error) => failed(error.to_string()),
     }
 }

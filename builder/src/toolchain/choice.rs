@@ -3,23 +3,23 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::found::{Chosen, Toolkit};
+use super::found::{ChosenBackend, GpuToolkit};
 use super::toolkit::{self, cuda, hip, metal, vulkan};
-use crate::environment::Environment;
-use crate::error::{Error, Result};
-use crate::plan::backend::Backend;
-use crate::plan::target::{Arch, ArchWish, BackendWish};
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result};
+use crate::plan::backend::ComputeBackend;
+use crate::plan::target::{ArchChoice, BackendChoice, CpuTarget};
 
 /// Chooses the backend, checks its toolkit, and determines the GPU architectures.
 pub(crate) async fn choose(
-    env: &Environment,
-    wish: BackendWish,
-    arch: &ArchWish,
+    env: &BuildEnvironment,
+    wish: BackendChoice,
+    arch: &ArchChoice,
     cancel: &CancellationToken,
-) -> Result<Chosen> {
+) -> Result<ChosenBackend> {
     let (backend, why) = match wish {
-        BackendWish::This(backend) => (backend, String::new()),
-        BackendWish::Auto => choose_automatically(env, arch, cancel).await?,
+        BackendChoice::This(backend) => (backend, String::new()),
+        BackendChoice::Auto => choose_automatically(env, arch, cancel).await?,
     };
     arch.check(backend)?;
     let toolkit = toolkit::find(env, backend, cancel).await?;
@@ -33,25 +33,25 @@ pub(crate) async fn choose(
         }
         _ => why,
     };
-    Ok(Chosen { backend, why, toolkit, gpu })
+    Ok(ChosenBackend { backend, why, toolkit, gpu })
 }
 
 /// The first backend with both a device and a toolkit. Reports backends that lack only one of them.
 async fn choose_automatically(
-    env: &Environment,
-    arch: &ArchWish,
+    env: &BuildEnvironment,
+    arch: &ArchChoice,
     cancel: &CancellationToken,
-) -> Result<(Backend, String)> {
+) -> Result<(ComputeBackend, String)> {
     if let Some(backend) = arch.backend() {
         return Ok((backend, format!("--arch {arch} names its GPUs")));
     }
     if metal::is_here() {
-        return Ok((Backend::Metal, "this is macOS".into()));
+        return Ok((ComputeBackend::Metal, "this is macOS".into()));
     }
     let mut nearly = Vec::new();
     let candidates = [
-        (Backend::Cuda, "an NVIDIA device", "nvcc", "CUDACXX", cuda::has_device(env), cuda::nvcc(env)),
-        (Backend::Hip, "an AMD device", "hipcc", "HIP_PATH", hip::has_device(env), hip::hipcc(env)),
+        (ComputeBackend::Cuda, "an NVIDIA device", "nvcc", "CUDACXX", cuda::has_device(env), cuda::nvcc(env)),
+        (ComputeBackend::Hip, "an AMD device", "hipcc", "HIP_PATH", hip::has_device(env), hip::hipcc(env)),
     ];
     for (backend, device, compiler, variable, has_device, found) in candidates {
         match (has_device, found) {
@@ -71,46 +71,47 @@ async fn choose_automatically(
     if vulkan::has_device(env) {
         match vulkan::find(env, cancel).await {
             Ok(_) => nearly.insert(0, "a GPU with a Vulkan driver is there".into()),
-            Err(Error::Cancelled) => return Err(Error::Cancelled),
+            Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
             Err(error) => {
                 nearly.push(format!("a GPU is there, but {error}"));
-                return Ok((Backend::Cpu, nearly.join("; ")));
+                return Ok((ComputeBackend::Cpu, nearly.join("; ")));
             }
         }
-        return Ok((Backend::Vulkan, nearly.join("; ")));
+        return Ok((ComputeBackend::Vulkan, nearly.join("; ")));
     }
     if nearly.is_empty() {
         nearly.push("no GPU of NVIDIA or AMD is here".into());
     }
-    Ok((Backend::Cpu, nearly.join("; ")))
+    Ok((ComputeBackend::Cpu, nearly.join("; ")))
 }
 
 /// The GPU architectures in cmake's syntax.
 async fn gpu_architectures(
-    env: &Environment,
-    backend: Backend,
-    toolkit: &Toolkit,
-    arch: &ArchWish,
+    env: &BuildEnvironment,
+    backend: ComputeBackend,
+    toolkit: &GpuToolkit,
+    arch: &ArchChoice,
     cancel: &CancellationToken,
 ) -> Result<Vec<String>> {
-    let named = |cure: &str| Error::Target {
+    let named = |cure: &str| BuilderError::Target {
         given: arch.to_string(),
         why: format!("no GPU of the backend {backend} can be seen here"),
         cure: cure.into(),
     };
     match (backend, arch.gpu.is_empty(), arch.cpu) {
-        (Backend::Cpu | Backend::Vulkan | Backend::Metal, ..) | (Backend::Cuda, true, Arch::Portable) => {
+        (ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal, ..)
+        | (ComputeBackend::Cuda, true, CpuTarget::Portable) => {
             // For CUDA, upstream has a list per toolkit of architectures that compile; cmake's `all-major`
             // does not know which parts fail.
             Ok(Vec::new())
         }
-        (Backend::Cuda | Backend::Hip, false, _) => Ok(arch.gpu.clone()),
-        (Backend::Hip, true, Arch::Portable) => Err(Error::Target {
+        (ComputeBackend::Cuda | ComputeBackend::Hip, false, _) => Ok(arch.gpu.clone()),
+        (ComputeBackend::Hip, true, CpuTarget::Portable) => Err(BuilderError::Target {
             given: arch.to_string(),
             why: "ROCm has no list of common architectures".into(),
             cure: "name them: --arch portable,gfx1100,gfx1201".into(),
         }),
-        (Backend::Cuda, true, Arch::Native) => {
+        (ComputeBackend::Cuda, true, CpuTarget::Native) => {
             let found = cuda::architectures(env, &toolkit.tool.path, cancel).await?;
             // Code for exactly these GPUs, like cmake's `native`; named explicitly, so that the plan
             // includes them.
@@ -119,7 +120,7 @@ async fn gpu_architectures(
                         the machine that has the GPU)";
             if real.is_empty() { Err(named(cure)) } else { Ok(real) }
         }
-        (Backend::Hip, true, Arch::Native) => {
+        (ComputeBackend::Hip, true, CpuTarget::Native) => {
             let found = hip::architectures(env, &toolkit.home, cancel).await?;
             let cure = "name the architecture, such as --arch gfx1201 (rocminfo tells it on the machine that has the \
                         GPU)";

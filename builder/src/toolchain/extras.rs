@@ -8,22 +8,22 @@ use std::path::Path;
 use tokio_util::sync::CancellationToken;
 
 use super::asking::said;
-use super::found::Compilers;
-use crate::environment::Environment;
-use crate::error::{Error, Result};
+use super::found::BuildCompilers;
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result};
 
 /// Versions of npm and node: `npm 10.8.2, node v22.1.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Npm(pub(crate) String);
+pub(crate) struct NpmVersion(pub(crate) String);
 
 /// The compiler's OpenSSL, by the part of its version that affects binaries: `OpenSSL 3.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OpenSsl(pub(crate) String);
+pub(crate) struct OpenSslVersion(pub(crate) String);
 
 /// The compiler's libcurl, if it supports HTTPS, by the part of its version that affects binaries: `libcurl
 /// 7.88`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Curl(pub(crate) String);
+pub(crate) struct CurlVersion(pub(crate) String);
 
 /// Program that prints its OpenSSL version, and needs both OpenSSL libraries.
 const OPENSSL_PROGRAM: &str = "#include <openssl/ssl.h>\n#include <openssl/opensslv.h>\n#include <stdio.h>\n\
@@ -35,23 +35,23 @@ const CURL_PROGRAM: &str = "#include <curl/curl.h>\n#include <stdio.h>\n\
     || puts(\"libcurl \" LIBCURL_VERSION) < 0; }\n";
 
 /// npm, if it runs.
-pub(crate) async fn npm(env: &Environment, cancel: &CancellationToken) -> Result<Option<Npm>> {
+pub(crate) async fn npm(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<Option<NpmVersion>> {
     let (Some(npm), Some(node)) = (env.find("npm"), env.find("node")) else { return Ok(None) };
     let version =
         async |program: &Path| said(env, program, &["--version"], "asking for its version", cancel).await;
     let versions = tokio::try_join!(version(&npm), version(&node));
     missing_if_failed(versions).map(|versions| {
         let (npm, node) = versions?;
-        Some(Npm(format!("npm {}, node {}", npm.trim(), node.trim())))
+        Some(NpmVersion(format!("npm {}, node {}", npm.trim(), node.trim())))
     })
 }
 
 /// OpenSSL, if a program with it compiles and runs.
 pub(crate) async fn openssl(
-    env: &Environment,
-    compilers: &Compilers,
+    env: &BuildEnvironment,
+    compilers: &BuildCompilers,
     cancel: &CancellationToken,
-) -> Result<Option<OpenSsl>> {
+) -> Result<Option<OpenSslVersion>> {
     let found = run_linked_program(
         env,
         compilers,
@@ -61,26 +61,26 @@ pub(crate) async fn openssl(
         cancel,
     )
     .await?;
-    Ok(found.map(OpenSsl))
+    Ok(found.map(OpenSslVersion))
 }
 
 /// libcurl, if a program with it compiles and runs. Searched only where cmake searches, too, because cmake's
 /// configuration fails without it: not in the folders of `CPATH` and the like.
 pub(crate) async fn curl(
-    env: &Environment,
-    compilers: &Compilers,
+    env: &BuildEnvironment,
+    compilers: &BuildCompilers,
     cancel: &CancellationToken,
-) -> Result<Option<Curl>> {
-    let env = Environment { searched: BTreeMap::new(), ..env.clone() };
+) -> Result<Option<CurlVersion>> {
+    let env = BuildEnvironment { searched: BTreeMap::new(), ..env.clone() };
     let found =
         run_linked_program(&env, compilers, CURL_PROGRAM, &["-lcurl"], "looking for libcurl", cancel).await?;
-    Ok(found.map(Curl))
+    Ok(found.map(CurlVersion))
 }
 
 /// The version printed by a program with these libraries, if it compiles and runs.
 async fn run_linked_program(
-    env: &Environment,
-    compilers: &Compilers,
+    env: &BuildEnvironment,
+    compilers: &BuildCompilers,
     text: &str,
     libraries: &[&str],
     doing: &str,
@@ -114,7 +114,7 @@ fn version(text: &str) -> Option<String> {
 fn missing_if_failed<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(Error::Cancelled) => Err(Error::Cancelled),
+        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
         Err(_) => Ok(None),
     }
 }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::backend::Backend;
+use crate::plan::backend::ComputeBackend;
 
 /// A program with its version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tool {
+pub struct BuildTool {
     /// Absolute path.
     pub path: PathBuf,
     /// First line of its version output.
@@ -18,11 +18,11 @@ pub struct Tool {
 
 /// The compilers of a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Compilers {
+pub struct BuildCompilers {
     /// C compiler.
-    pub c: Tool,
+    pub c: BuildTool,
     /// C++ compiler.
-    pub cxx: Tool,
+    pub cxx: BuildTool,
     /// Target triple of the C++ compiler, such as `x86_64-linux-gnu`.
     pub target: String,
     /// For native builds, a hash of the CPU features known to the compiler; empty for portable builds.
@@ -31,50 +31,50 @@ pub struct Compilers {
 
 /// Programs that run the compilers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Drivers {
+pub struct BuildDrivers {
     /// Generates the build files.
-    pub cmake: Tool,
+    pub cmake: BuildTool,
     /// Runs the compilers.
-    pub ninja: Tool,
+    pub ninja: BuildTool,
     /// Path of `ccache` or `sccache`, if installed.
     pub launcher: Option<PathBuf>,
 }
 
 /// Toolkit of a GPU backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Toolkit {
+pub struct GpuToolkit {
     /// Compiler with a version that identifies the whole toolkit.
-    pub tool: Tool,
+    pub tool: BuildTool,
     /// Folder of the toolkit.
     pub home: PathBuf,
 }
 
-impl Toolkit {
+impl GpuToolkit {
     /// cmake options with the toolkit's location. They are not part of a plan: a toolkit elsewhere gives
     /// the same build.
-    pub(crate) fn options(&self, backend: Backend, cxx: &Path) -> Vec<OsString> {
+    pub(crate) fn options(&self, backend: ComputeBackend, cxx: &Path) -> Vec<OsString> {
         let option = |name: &str, path: &Path| {
             let mut option = OsString::from(format!("-D{name}="));
             option.push(path);
             option
         };
         match backend {
-            Backend::Cuda => vec![
+            ComputeBackend::Cuda => vec![
                 option("CMAKE_CUDA_COMPILER", &self.tool.path),
                 // Otherwise nvcc uses the first gcc in PATH, which may not be the plan's compiler.
                 option("CMAKE_CUDA_HOST_COMPILER", cxx),
             ],
-            Backend::Hip => vec![option("CMAKE_HIP_COMPILER", &self.tool.path)],
-            Backend::Vulkan => vec![option("Vulkan_GLSLC_EXECUTABLE", &self.tool.path)],
-            Backend::Cpu | Backend::Metal => Vec::new(),
+            ComputeBackend::Hip => vec![option("CMAKE_HIP_COMPILER", &self.tool.path)],
+            ComputeBackend::Vulkan => vec![option("Vulkan_GLSLC_EXECUTABLE", &self.tool.path)],
+            ComputeBackend::Cpu | ComputeBackend::Metal => Vec::new(),
         }
     }
 
     /// Environment variables with the toolkit's location, for cmake and the compilers.
-    pub(crate) fn variables(&self, backend: Backend) -> Vec<(&'static str, &Path)> {
+    pub(crate) fn variables(&self, backend: ComputeBackend) -> Vec<(&'static str, &Path)> {
         match backend {
             // Read by ggml's own cmake files.
-            Backend::Hip => vec![("ROCM_PATH", &self.home), ("HIP_PATH", &self.home)],
+            ComputeBackend::Hip => vec![("ROCM_PATH", &self.home), ("HIP_PATH", &self.home)],
             _ => Vec::new(),
         }
     }
@@ -82,11 +82,11 @@ impl Toolkit {
 
 /// The backend of a build with its toolkit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chosen {
-    pub(crate) backend: Backend,
+pub(crate) struct ChosenBackend {
+    pub(crate) backend: ComputeBackend,
     /// Reason in words; empty if the user asked for this backend.
     pub(crate) why: String,
-    pub(crate) toolkit: Option<Toolkit>,
+    pub(crate) toolkit: Option<GpuToolkit>,
     /// GPU architectures compiled ahead of time, in cmake's syntax; empty for backends without that, and
     /// where upstream chooses.
     pub(crate) gpu: Vec<String>,

@@ -17,19 +17,19 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::environment::Environment;
-use crate::error::{Error, Result};
-use crate::event::{Event, Reporter};
-use crate::plan::backend::Backend;
-use crate::plan::target::Arch;
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result};
+use crate::event::{BuildEvent, EventReporter};
+use crate::plan::backend::ComputeBackend;
+use crate::plan::target::CpuTarget;
 pub(crate) use asking::finish;
 use asking::{said, versioned};
 pub(crate) use choice::choose;
 pub(crate) use extras::{curl, npm, openssl};
-pub use found::{Compilers, Drivers, Tool, Toolkit};
+pub use found::{BuildCompilers, BuildDrivers, BuildTool, GpuToolkit};
 pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
 pub(crate) use toolkit::hip::architectures as hip_architectures;
-use venv::Venv;
+use venv::PythonVenv;
 
 /// Oldest supported cmake. llama.cpp demands 3.14; our usage (`-S`, `-B`, no presets) was tested from 3.18
 /// on.
@@ -39,10 +39,10 @@ const MIN_GPU_CMAKE: (u32, u32) = (3, 23);
 
 /// Finds the compilers; the error names the package of a missing one.
 pub(crate) async fn compilers(
-    env: &Environment,
-    arch: Arch,
+    env: &BuildEnvironment,
+    arch: CpuTarget,
     cancel: &CancellationToken,
-) -> Result<Compilers> {
+) -> Result<BuildCompilers> {
     let c = compiler(env, env.cc.as_deref(), &["cc", "gcc", "clang"], "a C compiler")?;
     let cxx = compiler(env, env.cxx.as_deref(), &["c++", "g++", "clang++"], "a C++ compiler")?;
     let (c, cxx_tool, target, cpu) = tokio::try_join!(
@@ -51,21 +51,21 @@ pub(crate) async fn compilers(
         said(env, &cxx, &["-dumpmachine"], "asking for the target", cancel),
         async {
             match arch {
-                Arch::Portable => Ok(String::new()),
-                Arch::Native => cpu(env, &cxx, cancel).await,
+                CpuTarget::Portable => Ok(String::new()),
+                CpuTarget::Native => cpu(env, &cxx, cancel).await,
             }
         }
     )?;
-    Ok(Compilers { c, cxx: cxx_tool, target: target.trim().to_owned(), cpu })
+    Ok(BuildCompilers { c, cxx: cxx_tool, target: target.trim().to_owned(), cpu })
 }
 
 fn compiler(
-    env: &Environment,
+    env: &BuildEnvironment,
     wish: Option<&std::ffi::OsStr>,
     usual: &[&str],
     what: &str,
 ) -> Result<PathBuf> {
-    let missing = |program: String| Error::MissingProgram { program, package: "g++" };
+    let missing = |program: String| BuilderError::MissingProgram { program, package: "g++" };
     if let Some(wish) = wish {
         // `CXX="ccache g++"` is common; ccache is found without it. Any other word would be a flag outside
         // the plan.
@@ -75,7 +75,7 @@ fn compiler(
             (Some(program), None) => {
                 env.find(program).ok_or_else(|| missing(format!("{what} (`{program}`, named by CC or CXX)")))
             }
-            _ => Err(Error::Option {
+            _ => Err(BuilderError::Option {
                 option: text.into_owned(),
                 why: "CC and CXX may name a program only; flags come in as -DCMAKE_C_FLAGS= and -DCMAKE_CXX_FLAGS=",
             }),
@@ -88,14 +88,14 @@ fn compiler(
 }
 
 /// Hashes the compiler's predefined macros for this CPU: machines with the same hash get the same code.
-async fn cpu(env: &Environment, cxx: &Path, cancel: &CancellationToken) -> Result<String> {
+async fn cpu(env: &BuildEnvironment, cxx: &Path, cancel: &CancellationToken) -> Result<String> {
     let ask = async |flag| {
         let arguments = [flag, "-dM", "-E", "-x", "c++", "/dev/null"];
         said(env, cxx, &arguments, "asking what a native build means", cancel).await
     };
     let macros = match ask("-march=native").await {
         // Older clang on ARM supports only `-mcpu=native`.
-        Err(Error::Program { .. }) => ask("-mcpu=native").await?,
+        Err(BuilderError::Program { .. }) => ask("-mcpu=native").await?,
         other => other?,
     };
     let mut lines: Vec<&str> = macros.lines().collect();
@@ -105,37 +105,39 @@ async fn cpu(env: &Environment, cxx: &Path, cancel: &CancellationToken) -> Resul
 
 /// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI.
 pub(crate) async fn drivers(
-    env: &Environment,
-    backend: Backend,
+    env: &BuildEnvironment,
+    backend: ComputeBackend,
     cache: &Path,
-    reporter: &Reporter,
+    reporter: &EventReporter,
     cancel: &CancellationToken,
-) -> Result<Drivers> {
+) -> Result<BuildDrivers> {
     let oldest = if backend.has_gpu() { MIN_GPU_CMAKE } else { MIN_CMAKE };
     let launcher = ["ccache", "sccache"].iter().find_map(|name| env.find(name));
     if let (Some(cmake), Some(ninja)) = (env.find("cmake"), env.find("ninja")) {
         let found = tokio::try_join!(versioned(env, cmake, cancel), versioned(env, ninja, cancel));
         match found {
             Ok((cmake, ninja)) if is_new_enough(&cmake.version, oldest) => {
-                return Ok(Drivers { cmake, ninja, launcher });
+                return Ok(BuildDrivers { cmake, ninja, launcher });
             }
-            Ok((cmake, _)) => reporter.tell(Event::Note(format!("{} is too old", cmake.version))),
-            Err(Error::Cancelled) => return Err(Error::Cancelled),
-            Err(broken) => reporter.tell(Event::Note(broken.to_string())),
+            Ok((cmake, _)) => reporter.tell(BuildEvent::Note(format!("{} is too old", cmake.version))),
+            Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
+            Err(broken) => reporter.tell(BuildEvent::Note(broken.to_string())),
         }
     }
-    let venv = Venv::new(cache);
+    let venv = PythonVenv::new(cache);
     venv.ready(env, reporter, cancel).await.map_err(|error| match error {
         // Suggest cmake and ninja themselves, which are simpler to install than a Python for installing them.
-        Error::MissingProgram { program, package: "python3 python3-venv" } => Error::MissingProgram {
-            program: format!("cmake and ninja, and {program} to install them"),
-            package: "cmake ninja-build",
-        },
+        BuilderError::MissingProgram { program, package: "python3 python3-venv" } => {
+            BuilderError::MissingProgram {
+                program: format!("cmake and ninja, and {program} to install them"),
+                package: "cmake ninja-build",
+            }
+        }
         other => other,
     })?;
     let (cmake, ninja) = (venv.program("cmake"), venv.program("ninja"));
     let (cmake, ninja) = tokio::try_join!(versioned(env, cmake, cancel), versioned(env, ninja, cancel))?;
-    Ok(Drivers { cmake, ninja, launcher })
+    Ok(BuildDrivers { cmake, ninja, launcher })
 }
 
 fn is_new_enough(version: &str, oldest: (u32, u32)) -> bool {

@@ -6,19 +6,19 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 
 /// A folder with programs that print a text.
-fn path_with(programs: &[(&str, &str)]) -> (tempfile::TempDir, Environment) {
+fn path_with(programs: &[(&str, &str)]) -> (tempfile::TempDir, BuildEnvironment) {
     let folder = tempfile::tempdir().unwrap();
     for (name, script) in programs {
         let path = folder.path().join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let env = Environment { path: folder.path().into(), ..Environment::default() };
+    let env = BuildEnvironment { path: folder.path().into(), ..BuildEnvironment::default() };
     (folder, env)
 }
 
-async fn found(env: &Environment) -> Result<Compilers> {
-    compilers(env, Arch::Portable, &CancellationToken::new()).await
+async fn found(env: &BuildEnvironment) -> Result<BuildCompilers> {
+    compilers(env, CpuTarget::Portable, &CancellationToken::new()).await
 }
 
 #[tokio::test]
@@ -52,10 +52,10 @@ async fn another_cpu_is_another_toolchain_for_native_builds_only() {
     let script = |macros: &str| format!("case $1 in -march=native) echo '{macros}';; *) echo 1;; esac");
     let mut seen = Vec::new();
     for (macros, arch) in [
-        ("AVX2", Arch::Native),
-        ("AVX512", Arch::Native),
-        ("AVX2", Arch::Portable),
-        ("AVX512", Arch::Portable),
+        ("AVX2", CpuTarget::Native),
+        ("AVX512", CpuTarget::Native),
+        ("AVX2", CpuTarget::Portable),
+        ("AVX512", CpuTarget::Portable),
     ] {
         let (_folder, env) = path_with(&[("cc", "echo cc 1"), ("c++", &script(macros))]);
         seen.push(compilers(&env, arch, &CancellationToken::new()).await.unwrap().cpu);
@@ -70,9 +70,9 @@ async fn cmake_and_ninja_in_the_path_are_used() {
         path_with(&[("cmake", "echo cmake version 3.25.1"), ("ninja", "echo 1.11.1"), ("sccache", "")]);
     let found = drivers(
         &env,
-        Backend::Cpu,
+        ComputeBackend::Cpu,
         Path::new("/nonexistent"),
-        &Reporter::silent(),
+        &EventReporter::silent(),
         &CancellationToken::new(),
     )
     .await
@@ -88,7 +88,9 @@ async fn cmake_and_ninja_in_the_path_are_used() {
 async fn without_cmake_and_without_python_the_packages_are_named() {
     let (folder, env) = path_with(&[("cmake", "echo cmake version 3.13.4"), ("ninja", "echo 1.11.1")]);
     let cancel = CancellationToken::new();
-    let error = drivers(&env, Backend::Cpu, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
+    let error = drivers(&env, ComputeBackend::Cpu, folder.path(), &EventReporter::silent(), &cancel)
+        .await
+        .unwrap_err();
     assert_eq!(error.hint().unwrap(), "install it: apt install cmake ninja-build");
 }
 
@@ -96,7 +98,9 @@ async fn without_cmake_and_without_python_the_packages_are_named() {
 async fn python_without_its_venv_module_names_the_package() {
     let (folder, env) = path_with(&[("python3", "echo 'ensurepip is not available' ; exit 1")]);
     let cancel = CancellationToken::new();
-    let error = drivers(&env, Backend::Cpu, folder.path(), &Reporter::silent(), &cancel).await.unwrap_err();
+    let error = drivers(&env, ComputeBackend::Cpu, folder.path(), &EventReporter::silent(), &cancel)
+        .await
+        .unwrap_err();
     assert_eq!(error.hint().unwrap(), "install it: apt install python3-venv");
 }
 

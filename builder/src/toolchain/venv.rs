@@ -10,9 +10,9 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use super::asking::finish;
-use crate::environment::{Environment, without};
-use crate::error::{Error, Result, io_error};
-use crate::event::{Event, Reporter};
+use crate::environment::{BuildEnvironment, without};
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::{BuildEvent, EventReporter};
 use crate::lock::FileLock;
 use crate::owned;
 use crate::process::output;
@@ -37,18 +37,18 @@ const INDEX_SETTINGS: [&str; 12] = [
 const VENV_PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
 /// Description of these packages.
-const CONTENT: &str = "cmake, ninja and a Python build backend";
+const PACKAGES_DESCRIPTION: &str = "cmake, ninja and a Python build backend";
 /// Mark written last, so that an incomplete environment is recreated.
 const COMPLETE_MARK: &str = ".complete";
 
 /// A virtual environment, which may not exist yet.
 #[derive(Clone, Debug)]
-pub(crate) struct Venv {
+pub(crate) struct PythonVenv {
     folder: PathBuf,
     lock: PathBuf,
 }
 
-impl Venv {
+impl PythonVenv {
     /// The environment under a cache folder. Creates nothing.
     pub(crate) fn new(cache: &Path) -> Self {
         Self { folder: cache.join("tools"), lock: cache.join("locks").join("tools.lock") }
@@ -61,8 +61,8 @@ impl Venv {
     /// Creates the environment unless it is complete.
     pub(crate) async fn ready(
         &self,
-        env: &Environment,
-        reporter: &Reporter,
+        env: &BuildEnvironment,
+        reporter: &EventReporter,
         cancel: &CancellationToken,
     ) -> Result<()> {
         if self.is_ready() {
@@ -72,17 +72,21 @@ impl Venv {
         if self.is_ready() {
             return Ok(());
         }
-        let python = env.find("python3").ok_or_else(|| Error::MissingProgram {
+        let python = env.find("python3").ok_or_else(|| BuilderError::MissingProgram {
             program: "python3".into(),
             package: "python3 python3-venv",
         })?;
-        reporter.tell(Event::Obtaining { what: CONTENT.into(), from: "PyPI", into: self.folder.clone() });
+        reporter.tell(BuildEvent::Obtaining {
+            what: PACKAGES_DESCRIPTION.into(),
+            from: "PyPI",
+            into: self.folder.clone(),
+        });
         self.clear().map_err(io_error("removing", &self.folder))?;
         owned::create(&self.folder).map_err(io_error("creating", &self.folder))?;
         self.create(&python, env, cancel).await?;
         let mut install = self.pip(env);
         install.arg("install").args(VENV_PACKAGES);
-        let doing = format!("installing {CONTENT} into {}", self.folder.display());
+        let doing = format!("installing {PACKAGES_DESCRIPTION} into {}", self.folder.display());
         finish(Path::new("pip install"), &doing, output(install, cancel).await)?;
         let mark = self.folder.join(COMPLETE_MARK);
         fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
@@ -100,29 +104,32 @@ impl Venv {
         if fs::read_to_string(self.folder.join(COMPLETE_MARK))
             .is_ok_and(|mark| mark.contains(VENV_PACKAGES[1]))
         {
-            fs::write(self.folder.join(owned::MARK), "")?;
+            fs::write(self.folder.join(owned::MARK_FILE), "")?;
         }
         owned::remove(&self.folder)
     }
 
-    async fn create(&self, python: &Path, env: &Environment, cancel: &CancellationToken) -> Result<()> {
+    async fn create(&self, python: &Path, env: &BuildEnvironment, cancel: &CancellationToken) -> Result<()> {
         let mut command = env.command(python);
         remove_python_settings(&mut command);
         command.args(["-I", "-m", "venv"]).arg(&self.folder);
         let doing = format!("making the virtual environment {}", self.folder.display());
         finish(python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
             // Debian splits the module: `venv` may be installed without its dependencies.
-            Error::Program { why, .. }
+            BuilderError::Program { why, .. }
                 if why.contains("ensurepip") || why.contains("No module named venv") =>
             {
-                Error::MissingProgram { program: "Python's venv module".into(), package: "python3-venv" }
+                BuilderError::MissingProgram {
+                    program: "Python's venv module".into(),
+                    package: "python3-venv",
+                }
             }
             other => other,
         })
     }
 
     /// pip of this environment, isolated from the user's settings.
-    pub(crate) fn pip(&self, env: &Environment) -> Command {
+    pub(crate) fn pip(&self, env: &BuildEnvironment) -> Command {
         let mut command = env.command(&self.program("python3"));
         remove_python_settings(&mut command);
         command.args(["-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color", "-q"]);

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::checks::Door;
+use super::checks::ServerAddress;
 
 /// Requests that are answered without reading their body: by the handler in front of all routes, and by
 /// three checks of the head.
@@ -59,14 +59,16 @@ enum BodyOutcome {
 }
 
 /// Tests that an unread body is never parsed as a request; `None` if unclear.
-pub(super) async fn discards_unread_body(door: &Door) -> Option<bool> {
+pub(super) async fn discards_unread_body(door: &ServerAddress) -> Option<bool> {
     let mut all = Vec::with_capacity(REQUEST_HEADS.len());
     for head in REQUEST_HEADS {
         let mut seen = BodyOutcome::Unclear;
         for pause in BODY_PAUSES {
             let tried = match door {
-                Door::Unix(socket) => shown(UnixStream::connect(socket).await, head, pause).await,
-                Door::Port(port) => shown(TcpStream::connect(("127.0.0.1", *port)).await, head, pause).await,
+                ServerAddress::Unix(socket) => shown(UnixStream::connect(socket).await, head, pause).await,
+                ServerAddress::Port(port) => {
+                    shown(TcpStream::connect(("127.0.0.1", *port)).await, head, pause).await
+                }
             };
             seen = tried.unwrap_or(BodyOutcome::Unclear);
             if seen != BodyOutcome::Unclear {

@@ -17,9 +17,9 @@ const MAX_SHOWN_CHARS: usize = 300;
 /// Reason for a failed check.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Fault(String);
+pub(super) struct CheckError(String);
 
-impl Fault {
+impl CheckError {
     pub(super) const fn new(why: String) -> Self {
         Self(why)
     }
@@ -30,24 +30,24 @@ impl Fault {
     }
 }
 
-impl From<reqwest::Error> for Fault {
+impl From<reqwest::Error> for CheckError {
     fn from(error: reqwest::Error) -> Self {
         Self(error.to_string())
     }
 }
 
-type ServerCheckResult = Result<(), Fault>;
+type ServerCheckResult = Result<(), CheckError>;
 
 /// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum ServerAddress {
     /// Path of a socket in a private folder.
     Unix(PathBuf),
     /// Port of the loopback interface.
     Port(u16),
 }
 
-impl Door {
+impl ServerAddress {
     /// URL of a path.
     pub(crate) fn url(&self, path: &str) -> String {
         match self {
@@ -78,7 +78,7 @@ impl Door {
 }
 
 /// Waits until `/health` answers 200. The caller limits the time.
-pub(super) async fn health(door: &Door) -> ServerCheckResult {
+pub(super) async fn health(door: &ServerAddress) -> ServerCheckResult {
     let client = door.client()?;
     loop {
         // The socket does not exist yet, or the server answers 503 while loading.
@@ -92,19 +92,19 @@ pub(super) async fn health(door: &Door) -> ServerCheckResult {
 }
 
 /// Checks that `/completion` returns the requested number of tokens.
-pub(super) async fn completion(door: &Door) -> ServerCheckResult {
+pub(super) async fn completion(door: &ServerAddress) -> ServerCheckResult {
     let body = json!({ "prompt": "hello", "n_predict": ANSWER_TOKENS, "temperature": 0 });
     let text = post(door, "/completion", &body).await?;
     let answer: Value = parse(&text)?;
     let words = answer["content"].as_str().unwrap_or_default();
     if words.trim().is_empty() || answer["tokens_predicted"] != ANSWER_TOKENS {
-        return Err(Fault::answer("a completion without its tokens", &text));
+        return Err(CheckError::answer("a completion without its tokens", &text));
     }
     Ok(())
 }
 
 /// Checks that `/v1/chat/completions` streams text, gives a finish reason, and ends with `[DONE]`.
-pub(super) async fn chat(door: &Door) -> ServerCheckResult {
+pub(super) async fn chat(door: &ServerAddress) -> ServerCheckResult {
     let body = json!({
         "messages": [{ "role": "user", "content": "hello" }],
         "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": true,
@@ -124,33 +124,33 @@ pub(super) async fn chat(door: &Door) -> ServerCheckResult {
         reason = choice["finish_reason"].as_str().map(str::to_owned).or(reason);
     }
     if words.trim().is_empty() || reason.is_none() || !done {
-        return Err(Fault::answer("a stream that is not whole", &text));
+        return Err(CheckError::answer("a stream that is not whole", &text));
     }
     Ok(())
 }
 
 /// Checks that `/v1/embeddings` returns a vector that is not all zero.
-pub(super) async fn embedding(door: &Door) -> ServerCheckResult {
+pub(super) async fn embedding(door: &ServerAddress) -> ServerCheckResult {
     let text = post(door, "/v1/embeddings", &json!({ "input": "hello" })).await?;
     let answer: Value = parse(&text)?;
     let vector = answer["data"][0]["embedding"].as_array();
     if vector.is_none_or(|vector| vector.iter().all(|number| number.as_f64().unwrap_or(0.0) == 0.0)) {
-        return Err(Fault::answer("an embedding without numbers", &text));
+        return Err(CheckError::answer("an embedding without numbers", &text));
     }
     Ok(())
 }
 
-pub(super) async fn post(door: &Door, path: &str, body: &Value) -> Result<String, Fault> {
+pub(super) async fn post(door: &ServerAddress, path: &str, body: &Value) -> Result<String, CheckError> {
     let response = door.client()?.post(door.url(path)).json(body).send().await?;
     let status = response.status();
     let text = response.text().await?;
     if status.is_success() {
         Ok(text)
     } else {
-        Err(Fault::answer(&format!("{path} answered {status}"), &text))
+        Err(CheckError::answer(&format!("{path} answered {status}"), &text))
     }
 }
 
-fn parse(text: &str) -> Result<Value, Fault> {
-    serde_json::from_str(text).map_err(|_| Fault::answer("not JSON", text))
+fn parse(text: &str) -> Result<Value, CheckError> {
+    serde_json::from_str(text).map_err(|_| CheckError::answer("not JSON", text))
 }

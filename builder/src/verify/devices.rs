@@ -7,9 +7,9 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use super::server::surroundings;
-use super::trial::Trial;
-use crate::error::{Error, Result};
-use crate::process::{Ended, output};
+use super::trial::TrialSettings;
+use crate::error::{BuilderError, Result};
+use crate::process::{ChildExit, output};
 
 /// Line before the list in the server's output.
 const DEVICE_LIST_HEADING: &str = "Available devices:";
@@ -17,13 +17,17 @@ const DEVICE_LIST_HEADING: &str = "Available devices:";
 /// Output of `--list-devices`, one entry per device, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB
 /// free)`. The list is empty for older servers without this flag, and for a server that cannot start, which
 /// the checks report.
-pub(super) async fn listed(binary: &Path, trial: &Trial, cancel: &CancellationToken) -> Result<Vec<String>> {
+pub(super) async fn listed(
+    binary: &Path,
+    trial: &TrialSettings,
+    cancel: &CancellationToken,
+) -> Result<Vec<String>> {
     let mut command = Command::new(binary);
     command.arg("--list-devices").stdin(Stdio::null());
     surroundings(&mut command, trial);
     match tokio::time::timeout(trial.timeout, output(command, cancel)).await {
-        Ok(Ok((Ended::Cancelled, _))) => Err(Error::Cancelled),
-        Ok(Ok((Ended::Exited(status), text))) if status.success() => Ok(entries(&text)),
+        Ok(Ok((ChildExit::Cancelled, _))) => Err(BuilderError::Cancelled),
+        Ok(Ok((ChildExit::Exited(status), text))) if status.success() => Ok(entries(&text)),
         _ => Ok(Vec::new()),
     }
 }

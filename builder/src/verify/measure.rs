@@ -13,14 +13,16 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::bodies;
-use super::checks::Door;
-use crate::sample_model::{FIRST_WORD, WORDS};
+use super::checks::ServerAddress;
+use crate::sample_model::{FIRST_WORD_ID, WORD_COUNT};
 
-use super::measured::{HttpThreads, Measured, REQUIRED_AGREEMENT, StreamHead, StreamTiming, stream_head};
+use super::measured::{
+    HttpThreads, REQUIRED_AGREEMENT, ServerBehaviour, StreamHead, StreamTiming, stream_head,
+};
 
 /// Flags of the measured server. One slot, so that requests run in order; small batches, so that its model
 /// takes some milliseconds for a few tokens.
-pub(super) const FLAGS: [&str; 8] =
+pub(super) const MEASURING_FLAGS: [&str; 8] =
     ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", HTTP_THREADS_FLAG];
 /// Value of `--threads-http`.
 const HTTP_THREADS_FLAG: &str = "2";
@@ -39,12 +41,12 @@ const FIRST_PROMPT_TOKENS: usize = 256;
 /// Tokens of the longest prompt; prompt and answer fit into the context.
 const MAX_PROMPT_TOKENS: usize = 2000;
 /// Context size of the measured server.
-pub(super) const CONTEXT: &str = "4096";
+pub(super) const CONTEXT_SIZE: &str = "4096";
 /// Maximum number of streams.
 const MAX_STREAMS: usize = 8;
 
 /// Tests if `/` is a web page. `None`: no answer, or an unexpected one.
-async fn web_page(door: &Door) -> Option<bool> {
+async fn web_page(door: &ServerAddress) -> Option<bool> {
     let client = door.client().ok()?;
     let answer = client.get(door.url("/")).header("accept", "text/html").header("accept-encoding", "gzip");
     let answer = timeout(SERVED_TIMEOUT * 10, answer.send()).await.ok()?.ok()?;
@@ -56,13 +58,13 @@ async fn web_page(door: &Door) -> Option<bool> {
 }
 
 /// Tests if connections beyond the number of threads are served while the others stay open.
-async fn http_threads(door: &Door) -> Option<HttpThreads> {
+async fn http_threads(door: &ServerAddress) -> Option<HttpThreads> {
     // Repeated: a stalled machine looks like a server with too few threads.
     let first = test_connections(door).await?;
     (first == test_connections(door).await?).then_some(first)
 }
 
-async fn test_connections(door: &Door) -> Option<HttpThreads> {
+async fn test_connections(door: &ServerAddress) -> Option<HttpThreads> {
     let begun = Instant::now();
     // Each client keeps its connection open.
     let mut held = Vec::new();
@@ -88,7 +90,7 @@ async fn test_connections(door: &Door) -> Option<HttpThreads> {
 }
 
 /// Tests when the head of a streamed answer is sent: repeats with longer prompts until the result is clear.
-async fn head(door: &Door, until: Instant) -> Option<StreamHead> {
+async fn head(door: &ServerAddress, until: Instant) -> Option<StreamHead> {
     let mut tries = Vec::new();
     let mut tokens = FIRST_PROMPT_TOKENS;
     for number in 0..MAX_STREAMS {
@@ -108,7 +110,7 @@ async fn head(door: &Door, until: Instant) -> Option<StreamHead> {
 }
 
 /// Streams one answer. `number` varies the prompt, so that no part of it is cached.
-async fn stream_answer(door: &Door, tokens: usize, number: usize) -> Option<StreamTiming> {
+async fn stream_answer(door: &ServerAddress, tokens: usize, number: usize) -> Option<StreamTiming> {
     let client = door.client().ok()?;
     // Token ids, so that the prompt's length is exact.
     let prompt: Vec<usize> = (0..tokens).map(|at| prompt_token(at, number)).collect();
@@ -140,14 +142,14 @@ async fn stream_answer(door: &Door, tokens: usize, number: usize) -> Option<Stre
 
 /// A pseudo-random word of the sample model.
 const fn prompt_token(at: usize, number: usize) -> usize {
-    FIRST_WORD + (at * (2 * number + 1) + 17 * number) % WORDS
+    FIRST_WORD_ID + (at * (2 * number + 1) + 17 * number) % WORD_COUNT
 }
 
 /// Runs all measurements that are possible on one running server; those not done after `limit` stay unknown.
-pub(super) async fn all(door: &Door, limit: Duration) -> Measured {
+pub(super) async fn all(door: &ServerAddress, limit: Duration) -> ServerBehaviour {
     let until = Instant::now() + limit;
-    let unix = matches!(door, Door::Unix(_));
-    let mut measured = Measured { unix_sockets: Some(unix), ..Measured::default() };
+    let unix = matches!(door, ServerAddress::Unix(_));
+    let mut measured = ServerBehaviour { unix_sockets: Some(unix), ..ServerBehaviour::default() };
     measured.web_page = timeout_at(until, web_page(door)).await.ok().flatten();
     measured.discards_bodies = timeout_at(until, bodies::discards_unread_body(door)).await.ok().flatten();
     measured.http_threads = timeout_at(until, http_threads(door)).await.ok().flatten();

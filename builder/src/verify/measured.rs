@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Measured behaviour of a server. `None`: not measured, or unclear.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Measured {
+pub struct ServerBehaviour {
     /// Time at which the head of a streamed answer is sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream_head: Option<StreamHead>,
@@ -47,7 +47,7 @@ pub enum HttpThreads {
     OnDemand,
 }
 
-impl fmt::Display for Measured {
+impl fmt::Display for ServerBehaviour {
     /// Formats one line, such as `head of a stream before the first token, Unix sockets, HTTP threads on
     /// demand, web page`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,7 +95,7 @@ pub(super) struct StreamTiming {
 }
 
 /// Minimum prompt processing time of a usable try: reading the data that arrived may take as long.
-pub(super) const LONG: Duration = Duration::from_millis(150);
+pub(super) const MIN_PROMPT_TIME: Duration = Duration::from_millis(150);
 /// Number of tries that have to agree.
 pub(super) const REQUIRED_AGREEMENT: usize = 3;
 
@@ -106,7 +106,7 @@ impl StreamTiming {
 
     /// Returns true if the prompt took long enough to reveal the order.
     pub(super) fn is_long(&self) -> bool {
-        self.prompt.is_some_and(|prompt| prompt >= LONG)
+        self.prompt.is_some_and(|prompt| prompt >= MIN_PROMPT_TIME)
     }
 
     /// The result of this try, if it is clear.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn what_is_measured_is_kept_and_told_in_words() {
-        let measured = Measured {
+        let measured = ServerBehaviour {
             stream_head: Some(StreamHead::AfterFirstToken),
             unix_sockets: Some(false),
             http_threads: Some(HttpThreads::Fixed),
@@ -189,12 +189,12 @@ mod tests {
             text,
             r#"{"stream_head":"after_first_token","unix_sockets":false,"http_threads":"fixed","discards_bodies":false}"#
         );
-        assert_eq!(serde_json::from_str::<Measured>(&text).unwrap(), measured);
+        assert_eq!(serde_json::from_str::<ServerBehaviour>(&text).unwrap(), measured);
         assert_eq!(
             measured.to_string(),
             "head of a stream with the first token, no Unix sockets, a fixed number of HTTP threads, web page not known, \
              unread bodies are read as requests"
         );
-        assert_eq!(serde_json::from_str::<Measured>("{}").unwrap(), Measured::default());
+        assert_eq!(serde_json::from_str::<ServerBehaviour>("{}").unwrap(), ServerBehaviour::default());
     }
 }

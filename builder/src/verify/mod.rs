@@ -38,37 +38,37 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::environment::short_temporary_folder;
-use crate::error::{Error, Result, io_error};
-use crate::event::{Event, Reporter};
-use crate::sample_model::{self, Preset};
-pub use checks::Door;
-use checks::Fault;
-pub use computing::{Computed, ComputedTrial};
-pub use measured::{HttpThreads, Measured, StreamHead};
-pub use remembered::{Recalled, Remembered};
-pub(crate) use server::Server;
-pub(crate) use trial::Trial;
+use crate::error::{BuilderError, Result, io_error};
+use crate::event::{BuildEvent, EventReporter};
+use crate::sample_model::{self, SamplePreset};
+use checks::CheckError;
+pub use checks::ServerAddress;
+pub use computing::{ComputeResults, ComputedTrial};
+pub use measured::{HttpThreads, ServerBehaviour, StreamHead};
+pub use remembered::{CachedMeasurement, MeasurementCache};
+pub(crate) use server::TestServer;
+pub(crate) use trial::TrialSettings;
 
 /// Results of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Verified {
+pub struct VerifyResults {
     /// Passed checks in order.
-    pub checks: Vec<Check>,
+    pub checks: Vec<PassedCheck>,
     /// GPUs as listed by the server; empty for builds without a GPU, and on machines without one.
     #[serde(default)]
     pub devices: Vec<String>,
     /// Results with quantised weights. `None`: the server reports no probabilities, or the build is from
     /// before this test existed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub computed: Option<Computed>,
+    pub computed: Option<ComputeResults>,
     /// Measured behaviour; unknown for builds from before the measurements existed.
     #[serde(default)]
-    pub measured: Measured,
+    pub measured: ServerBehaviour,
 }
 
 /// A passed check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Check {
+pub struct PassedCheck {
     /// Name, such as `completion`.
     pub name: String,
     /// Duration in seconds.
@@ -84,24 +84,25 @@ pub struct Check {
 pub async fn verify(
     binary: &Path,
     timeout: Duration,
-    reporter: &Reporter,
+    reporter: &EventReporter,
     cancel: &CancellationToken,
-) -> Result<Verified> {
-    let trial = Trial { timeout, gpu: false, hide: false, libraries: None, variables: Vec::new() };
+) -> Result<VerifyResults> {
+    let trial = TrialSettings { timeout, gpu: false, hide: false, libraries: None, variables: Vec::new() };
     try_out(binary, &trial, reporter, cancel).await
 }
 
 /// Like [`verify()`], with more settings.
 pub(crate) async fn try_out(
     binary: &Path,
-    trial: &Trial,
-    reporter: &Reporter,
+    trial: &TrialSettings,
+    reporter: &EventReporter,
     cancel: &CancellationToken,
-) -> Result<Verified> {
+) -> Result<VerifyResults> {
     let folder = folder()?;
     let model = folder.path().join("sample.gguf");
-    sample_model::write(&model, &sample_model::Options::default()).map_err(io_error("writing", &model))?;
-    let mut verified = Verified::default();
+    sample_model::write(&model, &sample_model::SampleModelOptions::default())
+        .map_err(io_error("writing", &model))?;
+    let mut verified = VerifyResults::default();
     if trial.gpu {
         verified.devices = devices::listed(binary, trial, cancel).await?;
     }
@@ -120,11 +121,13 @@ pub(crate) async fn try_out(
         Ok(()) => {}
         // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. Any other cause ends the
         // second attempt, too.
-        Err(Stopped { error: Error::Verify { .. }, never_ready: true, .. }) if !cancel.is_cancelled() => {
+        Err(ServerFailure { error: BuilderError::Verify { .. }, never_ready: true, .. })
+            if !cancel.is_cancelled() =>
+        {
             run.unix = false;
             run.verified.checks.clear();
             run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await.map_err(|stopped| stopped.error)?;
-            reporter.tell(Event::Note(
+            reporter.tell(BuildEvent::Note(
                 "it does not listen on a Unix socket: verified on a loopback port".to_owned(),
             ));
         }
@@ -134,7 +137,7 @@ pub(crate) async fn try_out(
     let unix = run.unix;
     compute(binary, folder.path(), trial, unix, &mut verified, reporter, cancel).await?;
     verified.measured = start_and_measure(binary, folder.path(), trial, unix, cancel).await?;
-    reporter.tell(Event::Note(format!("measured: {}", verified.measured)));
+    reporter.tell(BuildEvent::Note(format!("measured: {}", verified.measured)));
     Ok(verified)
 }
 
@@ -142,10 +145,10 @@ pub(crate) async fn try_out(
 async fn compute(
     binary: &Path,
     folder: &Path,
-    trial: &Trial,
+    trial: &TrialSettings,
     unix: bool,
-    verified: &mut Verified,
-    reporter: &Reporter,
+    verified: &mut VerifyResults,
+    reporter: &EventReporter,
     cancel: &CancellationToken,
 ) -> Result<()> {
     let begun = Instant::now();
@@ -153,13 +156,13 @@ async fn compute(
     verified.computed = computing::all(binary, folder, trial, unix, has_gpu, cancel).await?;
     let Some(computed) = &verified.computed else {
         let note = "not computed: the server gives no probabilities, so quantised weights were not tried";
-        reporter.tell(Event::Note(note.to_owned()));
+        reporter.tell(BuildEvent::Note(note.to_owned()));
         return Ok(());
     };
     let name = "computing";
-    verified.checks.push(Check { name: name.to_owned(), seconds: begun.elapsed().as_secs_f64() });
-    reporter.tell(Event::Checked(name));
-    reporter.tell(Event::Note(computed.in_words()));
+    verified.checks.push(PassedCheck { name: name.to_owned(), seconds: begun.elapsed().as_secs_f64() });
+    reporter.tell(BuildEvent::Checked(name));
+    reporter.tell(BuildEvent::Note(computed.in_words()));
     Ok(())
 }
 
@@ -167,8 +170,8 @@ async fn compute(
 pub fn measuring_flags(model: &Path) -> Vec<OsString> {
     // CPU only: a GPU processes the prompt too fast to observe, and another process's model may keep it busy.
     let mut flags: Vec<OsString> = vec!["-m".into(), model.into()];
-    flags.extend(["-t", "1", "-ngl", "0", "-c", measure::CONTEXT].map(OsString::from));
-    flags.extend(measure::FLAGS.map(OsString::from));
+    flags.extend(["-t", "1", "-ngl", "0", "-c", measure::CONTEXT_SIZE].map(OsString::from));
+    flags.extend(measure::MEASURING_FLAGS.map(OsString::from));
     flags
 }
 
@@ -177,18 +180,21 @@ pub fn measuring_flags(model: &Path) -> Vec<OsString> {
 /// # Errors
 /// Fails if the file cannot be written.
 pub fn measuring_model(path: &Path) -> Result<()> {
-    let options = sample_model::Options { preset: Preset::Slow, ..sample_model::Options::default() };
+    let options = sample_model::SampleModelOptions {
+        preset: SamplePreset::Slow,
+        ..sample_model::SampleModelOptions::default()
+    };
     sample_model::write(path, &options).map_err(io_error("writing", path))
 }
 
 /// Measures a healthy server that was started with [`measuring_flags`]. After `limit`, the remaining facts
 /// stay unknown.
-pub async fn measure(door: &Door, limit: Duration) -> Measured {
+pub async fn measure(door: &ServerAddress, limit: Duration) -> ServerBehaviour {
     measure::all(door, limit).await
 }
 
 /// Waits until a server is healthy; returns false if that failed. The caller limits the time.
-pub(crate) async fn healthy(door: &Door) -> bool {
+pub(crate) async fn healthy(door: &ServerAddress) -> bool {
     checks::health(door).await.is_ok()
 }
 
@@ -212,34 +218,34 @@ fn folder() -> Result<TempDir> {
 async fn start_and_measure(
     binary: &Path,
     folder: &Path,
-    trial: &Trial,
+    trial: &TrialSettings,
     unix: bool,
     cancel: &CancellationToken,
-) -> Result<Measured> {
-    let trial = Trial { gpu: false, hide: true, ..trial.clone() };
+) -> Result<ServerBehaviour> {
+    let trial = TrialSettings { gpu: false, hide: true, ..trial.clone() };
     let model = folder.join("long.gguf");
     measuring_model(&model)?;
     let flags = measuring_flags(&model);
     let flags: Vec<&str> = flags.iter().filter_map(|flag| flag.to_str()).collect();
-    let Ok(mut server) = Server::start(binary, folder, "measure", &flags, &trial, unix).await else {
-        return Ok(Measured::default());
+    let Ok(mut server) = TestServer::start(binary, folder, "measure", &flags, &trial, unix).await else {
+        return Ok(ServerBehaviour::default());
     };
     let door = server.door();
     let asked = async {
         if matches!(timeout(trial.timeout, checks::health(&door)).await, Ok(Ok(()))) {
             measure::all(&door, trial.timeout).await
         } else {
-            Measured::default()
+            ServerBehaviour::default()
         }
     };
     let measured = tokio::select! {
         biased;
         () = cancel.cancelled() => None,
-        () = server.ended() => Some(Measured::default()),
+        () = server.ended() => Some(ServerBehaviour::default()),
         measured = asked => Some(measured),
     };
     server.stop().await;
-    measured.ok_or(Error::Cancelled)
+    measured.ok_or(BuilderError::Cancelled)
 }
 
 /// A request to a running server.
@@ -251,16 +257,16 @@ enum CheckRequest {
 }
 
 /// Failure of a server.
-struct Stopped {
-    error: Error,
+struct ServerFailure {
+    error: BuilderError,
     /// The server exited before it was healthy.
     never_ready: bool,
     /// The server was never healthy, exited or not.
     unhealthy: bool,
 }
 
-impl From<Error> for Stopped {
-    fn from(error: Error) -> Self {
+impl From<BuilderError> for ServerFailure {
+    fn from(error: BuilderError) -> Self {
         Self { error, never_ready: false, unhealthy: false }
     }
 }
@@ -268,12 +274,12 @@ impl From<Error> for Stopped {
 struct VerifyRun<'a> {
     binary: &'a Path,
     folder: &'a Path,
-    trial: &'a Trial,
-    reporter: &'a Reporter,
+    trial: &'a TrialSettings,
+    reporter: &'a EventReporter,
     cancel: &'a CancellationToken,
     /// The server listens on a Unix socket, else on a port.
     unix: bool,
-    verified: &'a mut Verified,
+    verified: &'a mut VerifyResults,
 }
 
 impl VerifyRun<'_> {
@@ -283,21 +289,21 @@ impl VerifyRun<'_> {
         name: &str,
         arguments: &[&str],
         asks: &[(&'static str, CheckRequest)],
-    ) -> std::result::Result<(), Stopped> {
+    ) -> std::result::Result<(), ServerFailure> {
         let passed = self.verified.checks.len();
         let mut server =
-            Server::start(self.binary, self.folder, name, arguments, self.trial, self.unix).await?;
+            TestServer::start(self.binary, self.folder, name, arguments, self.trial, self.unix).await?;
         let cancel = self.cancel.clone();
         let done = tokio::select! {
             biased;
-            () = cancel.cancelled() => Err(Error::Cancelled),
+            () = cancel.cancelled() => Err(BuilderError::Cancelled),
             done = self.run_checks(&mut server, asks) => done,
         };
         let dead = server.is_dead();
         // Always stopped; the result of the checks matters more than the server's exit.
         server.stop().await;
         let unhealthy = self.verified.checks.len() == passed;
-        done.map_err(|error| Stopped { error, never_ready: dead && unhealthy, unhealthy })
+        done.map_err(|error| ServerFailure { error, never_ready: dead && unhealthy, unhealthy })
     }
 
     /// Requests an embedding, with the first pooling type with which the server becomes ready.
@@ -312,13 +318,13 @@ impl VerifyRun<'_> {
                             "it does not start with `--embeddings --pooling {}`: verified with `--pooling {pooling}`",
                             POOLING_CHECKS[0].0
                         );
-                        self.reporter.tell(Event::Note(note));
+                        self.reporter.tell(BuildEvent::Note(note));
                     }
                     return Ok(());
                 }
-                Err(Stopped { error: error @ Error::Verify { .. }, unhealthy: true, .. })
-                    if !self.cancel.is_cancelled() =>
-                {
+                Err(ServerFailure {
+                    error: error @ BuilderError::Verify { .. }, unhealthy: true, ..
+                }) if !self.cancel.is_cancelled() => {
                     first.get_or_insert(error);
                 }
                 Err(stopped) => return Err(stopped.error),
@@ -327,7 +333,11 @@ impl VerifyRun<'_> {
         first.map_or(Ok(()), Err)
     }
 
-    async fn run_checks(&mut self, server: &mut Server, asks: &[(&'static str, CheckRequest)]) -> Result<()> {
+    async fn run_checks(
+        &mut self,
+        server: &mut TestServer,
+        asks: &[(&'static str, CheckRequest)],
+    ) -> Result<()> {
         let door = server.door();
         self.timed("health", server, checks::health(&door)).await?;
         for (name, ask) in asks {
@@ -343,27 +353,27 @@ impl VerifyRun<'_> {
     async fn timed(
         &mut self,
         name: &'static str,
-        server: &mut Server,
-        check: impl Future<Output = std::result::Result<(), Fault>>,
+        server: &mut TestServer,
+        check: impl Future<Output = std::result::Result<(), CheckError>>,
     ) -> Result<()> {
         let begun = Instant::now();
         let outcome = tokio::select! {
             biased;
             outcome = timeout(self.trial.timeout, check) => {
-                outcome.unwrap_or_else(|_| Err(Fault::new(format!("no answer within {:?}", self.trial.timeout))))
+                outcome.unwrap_or_else(|_| Err(CheckError::new(format!("no answer within {:?}", self.trial.timeout))))
             }
-            () = server.ended() => Err(Fault::new("the server ended".to_owned())),
+            () = server.ended() => Err(CheckError::new("the server ended".to_owned())),
         };
         if let Err(fault) = outcome {
             // Report the last output of a crashed server, not its incomplete answer.
             let (death, illegal_instruction) = server.death().await;
             let why =
                 death.unwrap_or_else(|| format!("{fault}\n{}", server.last_lines()).trim_end().to_owned());
-            return Err(Error::Verify { check: name, why, illegal_instruction });
+            return Err(BuilderError::Verify { check: name, why, illegal_instruction });
         }
         let seconds = begun.elapsed().as_secs_f64();
-        self.verified.checks.push(Check { name: name.to_owned(), seconds });
-        self.reporter.tell(Event::Checked(name));
+        self.verified.checks.push(PassedCheck { name: name.to_owned(), seconds });
+        self.reporter.tell(BuildEvent::Checked(name));
         Ok(())
     }
 }

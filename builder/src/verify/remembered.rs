@@ -9,21 +9,21 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::measured::Measured;
+use super::measured::ServerBehaviour;
 use crate::error::{Result, io_error};
 use crate::whole::{self, LossTolerance};
 
 /// The folder of cached measurements. Only methods access the disk; they block briefly.
 #[derive(Clone, Debug)]
-pub struct Remembered {
+pub struct MeasurementCache {
     folder: PathBuf,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct MeasurementEntry {
     /// Path of the binary, for readers of the file.
     binary: PathBuf,
-    measured: Measured,
+    measured: ServerBehaviour,
     /// Value of [`FACT_COUNT`] at the time of the measurement.
     #[serde(default)]
     questions: u32,
@@ -34,14 +34,14 @@ const FACT_COUNT: u32 = 1;
 
 /// A cached measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recalled {
+pub struct CachedMeasurement {
     /// Measured facts.
-    pub measured: Measured,
+    pub measured: ServerBehaviour,
     /// All facts that are measured today were measured.
     pub is_complete: bool,
 }
 
-impl Remembered {
+impl MeasurementCache {
     /// The cached measurements under a cache folder.
     pub fn new(cache: &Path) -> Self {
         Self { folder: cache.join("measured") }
@@ -63,21 +63,24 @@ impl Remembered {
     }
 
     /// Reads a cached measurement. An unreadable file counts as none.
-    pub fn read(&self, identity: &str) -> Option<Recalled> {
+    pub fn read(&self, identity: &str) -> Option<CachedMeasurement> {
         let text = fs::read(self.file(identity)).ok()?;
-        let Entry { measured, questions, .. } = serde_json::from_slice(&text).ok()?;
-        Some(Recalled { measured, is_complete: questions >= FACT_COUNT })
+        let MeasurementEntry { measured, questions, .. } = serde_json::from_slice(&text).ok()?;
+        Some(CachedMeasurement { measured, is_complete: questions >= FACT_COUNT })
     }
 
     /// Writes a measurement.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub fn write(&self, identity: &str, binary: &Path, measured: Measured) -> Result<()> {
+    pub fn write(&self, identity: &str, binary: &Path, measured: ServerBehaviour) -> Result<()> {
         let file = self.file(identity);
         let write = || {
-            let mut text =
-                serde_json::to_vec(&Entry { binary: binary.to_owned(), measured, questions: FACT_COUNT })?;
+            let mut text = serde_json::to_vec(&MeasurementEntry {
+                binary: binary.to_owned(),
+                measured,
+                questions: FACT_COUNT,
+            })?;
             text.push(b'\n');
             whole::write(&file, &text, LossTolerance::Bearable)
         };
@@ -98,33 +101,33 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let binary = folder.path().join("llama-server");
         fs::write(&binary, "one").unwrap();
-        let remembered = Remembered::new(folder.path());
-        let identity = Remembered::identity(&binary, "version: 1").unwrap();
+        let remembered = MeasurementCache::new(folder.path());
+        let identity = MeasurementCache::identity(&binary, "version: 1").unwrap();
         assert_eq!(remembered.read(&identity), None);
-        let measured = Measured { unix_sockets: Some(false), ..Measured::default() };
+        let measured = ServerBehaviour { unix_sockets: Some(false), ..ServerBehaviour::default() };
         remembered.write(&identity, &binary, measured).unwrap();
-        assert_eq!(remembered.read(&identity), Some(Recalled { measured, is_complete: true }));
-        assert_eq!(Remembered::identity(&binary, "version: 1").as_ref(), Some(&identity));
-        assert_ne!(Remembered::identity(&binary, "version: 2").as_ref(), Some(&identity));
+        assert_eq!(remembered.read(&identity), Some(CachedMeasurement { measured, is_complete: true }));
+        assert_eq!(MeasurementCache::identity(&binary, "version: 1").as_ref(), Some(&identity));
+        assert_ne!(MeasurementCache::identity(&binary, "version: 2").as_ref(), Some(&identity));
         fs::write(&binary, "other").unwrap();
-        assert_ne!(Remembered::identity(&binary, "version: 1").as_ref(), Some(&identity));
-        assert_eq!(Remembered::identity(&folder.path().join("gone"), ""), None);
+        assert_ne!(MeasurementCache::identity(&binary, "version: 1").as_ref(), Some(&identity));
+        assert_eq!(MeasurementCache::identity(&folder.path().join("gone"), ""), None);
     }
 
     #[test]
     fn what_was_measured_before_a_fact_was_asked_for_is_known_and_not_complete() {
         let folder = tempfile::tempdir().unwrap();
-        let remembered = Remembered::new(folder.path());
+        let remembered = MeasurementCache::new(folder.path());
         fs::create_dir_all(folder.path().join("measured")).unwrap();
         fs::write(remembered.file("x"), r#"{"binary":"/x","measured":{"unix_sockets":true}}"#).unwrap();
-        let measured = Measured { unix_sockets: Some(true), ..Measured::default() };
-        assert_eq!(remembered.read("x"), Some(Recalled { measured, is_complete: false }));
+        let measured = ServerBehaviour { unix_sockets: Some(true), ..ServerBehaviour::default() };
+        assert_eq!(remembered.read("x"), Some(CachedMeasurement { measured, is_complete: false }));
     }
 
     #[test]
     fn a_file_that_somebody_broke_is_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let remembered = Remembered::new(folder.path());
+        let remembered = MeasurementCache::new(folder.path());
         fs::create_dir_all(folder.path().join("measured")).unwrap();
         fs::write(remembered.file("x"), "{").unwrap();
         assert_eq!(remembered.read("x"), None);

@@ -11,11 +11,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::process::Command;
 
-use super::checks::Door;
-use super::trial::Trial;
+use super::checks::ServerAddress;
+use super::trial::TrialSettings;
 use crate::environment::without;
-use crate::error::{Error, Result, io_error};
-use crate::process::Family;
+use crate::error::{BuilderError, Result, io_error};
+use crate::process::ProcessTree;
 
 /// Time between TERM and KILL. An idle server exits within a quarter of a second.
 const TERM_GRACE: Duration = Duration::from_secs(3);
@@ -25,7 +25,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_SHOWN_LINES: usize = 12;
 
 /// Sets the environment of a server under test.
-pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
+pub(super) fn surroundings(command: &mut Command, trial: &TrialSettings) {
     // The server reads flags from its environment, such as an API key or another model: only the binary is
     // tested.
     without(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
@@ -48,14 +48,14 @@ pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
 }
 
 /// A running server with its files. Dropping it kills the server.
-pub(crate) struct Server {
-    family: Family,
+pub(crate) struct TestServer {
+    family: ProcessTree,
     status: Option<ExitStatus>,
-    door: Door,
+    door: ServerAddress,
     log: PathBuf,
 }
 
-impl Server {
+impl TestServer {
     /// Starts a server on a socket in `folder`, or on a free port. `name` distinguishes the files of
     /// several starts: a socket's file outlives its server.
     pub(crate) async fn start(
@@ -63,19 +63,22 @@ impl Server {
         folder: &Path,
         name: &str,
         arguments: &[&str],
-        trial: &Trial,
+        trial: &TrialSettings,
         unix: bool,
     ) -> Result<Self> {
-        let door =
-            if unix { Door::Unix(folder.join(format!("{name}.sock"))) } else { Door::Port(free_port()?) };
+        let door = if unix {
+            ServerAddress::Unix(folder.join(format!("{name}.sock")))
+        } else {
+            ServerAddress::Port(free_port()?)
+        };
         let log = folder.join(format!("{name}.log"));
         let output = File::create(&log).map_err(io_error("creating", &log))?;
         let second = output.try_clone().map_err(io_error("creating", &log))?;
         let mut command = Command::new(binary);
         command
             .args(match &door {
-                Door::Unix(socket) => vec!["--host".into(), socket.clone().into_os_string()],
-                Door::Port(port) => {
+                ServerAddress::Unix(socket) => vec!["--host".into(), socket.clone().into_os_string()],
+                ServerAddress::Port(port) => {
                     ["--host", "127.0.0.1", "--port", &port.to_string()].map(OsString::from).into()
                 }
             })
@@ -87,7 +90,7 @@ impl Server {
             .stdout(output)
             .stderr(second);
         surroundings(&mut command, trial);
-        let family = Family::spawn(command).await.map_err(|error| Error::Verify {
+        let family = ProcessTree::spawn(command).await.map_err(|error| BuilderError::Verify {
             check: "start",
             why: format!("{} cannot be run: {error}", binary.display()),
             illegal_instruction: false,
@@ -95,7 +98,7 @@ impl Server {
         Ok(Self { family, status: None, door, log })
     }
 
-    pub(crate) fn door(&self) -> Door {
+    pub(crate) fn door(&self) -> ServerAddress {
         self.door.clone()
     }
 

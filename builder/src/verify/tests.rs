@@ -11,10 +11,10 @@ fn program(folder: &Path, script: &str) -> PathBuf {
     path
 }
 
-async fn failed(script: &str, timeout: Duration) -> Error {
+async fn failed(script: &str, timeout: Duration) -> BuilderError {
     let folder = tempfile::tempdir().unwrap();
     let binary = program(folder.path(), script);
-    verify(&binary, timeout, &Reporter::silent(), &CancellationToken::new()).await.unwrap_err()
+    verify(&binary, timeout, &EventReporter::silent(), &CancellationToken::new()).await.unwrap_err()
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ async fn a_server_that_never_answers_is_given_up() {
 #[tokio::test]
 async fn a_file_that_cannot_be_run_is_no_server() {
     let binary = Path::new("/nonexistent/llama-server");
-    let error = verify(binary, LONG, &Reporter::silent(), &CancellationToken::new()).await.unwrap_err();
+    let error = verify(binary, LONG, &EventReporter::silent(), &CancellationToken::new()).await.unwrap_err();
     assert!(error.to_string().contains("/nonexistent/llama-server cannot be run"), "{error}");
 }
 
@@ -52,6 +52,6 @@ async fn a_verification_can_be_cancelled() {
     let binary = program(folder.path(), "exec sleep 600");
     let cancel = CancellationToken::new();
     cancel.cancel();
-    let error = verify(&binary, LONG, &Reporter::silent(), &cancel).await.unwrap_err();
-    assert!(matches!(error, Error::Cancelled));
+    let error = verify(&binary, LONG, &EventReporter::silent(), &cancel).await.unwrap_err();
+    assert!(matches!(error, BuilderError::Cancelled));
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Settings of a server under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trial {
+pub(crate) struct TrialSettings {
     /// Time limit of each start and each answer.
     pub(crate) timeout: Duration,
     /// The model is offloaded to a GPU, if the server sees one.

@@ -1,4 +1,4 @@
-//! Runs the processes that a [`Search`] requests, until it finds the one revision that introduced or ended
+//! Runs the processes that a [`RevisionSearch`] requests, until it finds the one revision that introduced or ended
 //! a symptom.
 //!
 //! ```text
@@ -13,16 +13,19 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use warden_experiment::between::{Ask, Conclusion, JudgingPolicies, RevisionAim, Search, Seen, Step};
-use warden_experiment::{Ended, Finding, Workload};
+use warden_experiment::between::{
+    JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim, RevisionConclusion, RevisionSearch,
+    RevisionStep,
+};
+use warden_experiment::{LegEnd, LegFinding, Workload};
 use warden_supervisor::SoloSpec;
 
 use crate::error::DiagnoseError;
 use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
-use crate::leg::{Progress, run_leg, told};
+use crate::leg::{LegProgress, run_leg, told};
 use crate::proof::TextLengths;
-use crate::proof::visit::{self, Wanted};
+use crate::proof::visit::{self, VisitTasks};
 
 /// The server of a revision, or why there is none.
 pub type ServerFuture<'a, E> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer<E>>> + Send + 'a>>;
@@ -65,9 +68,9 @@ impl<E> std::fmt::Debug for RevisionLine<'_, E> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRecord {
     /// The question of the search.
-    pub ask: Ask,
+    pub ask: ProcessOrder,
     /// The result.
-    pub seen: Seen,
+    pub seen: ProcessResult,
     /// Lengths of its requests, if it was timed or questioned: later processes get requests of the same
     /// lengths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,9 +81,9 @@ pub struct ProcessRecord {
 #[derive(Debug)]
 pub enum SearchEvent<'a> {
     /// A process follows; the number of revisions still suspected, once known.
-    Next(Ask, Option<usize>),
+    Next(ProcessOrder, Option<usize>),
     /// Progress of its work.
-    Leg(Progress<'a>),
+    Leg(LegProgress<'a>),
     /// The process did not start, or was ended from outside, and is tried again.
     OnceMore(&'a str),
     /// The process is finished, and a later run need not repeat it.
@@ -94,12 +97,12 @@ impl ProcessRecord {
         let is_end = self.ask.revision == 0 || self.ask.revision == last;
         is_end
             && match &self.seen {
-                Seen::Cannot(_) => true,
+                ProcessResult::Cannot(_) => true,
                 // An experiment with an end counts however it ended; a single process of it is run again.
-                Seen::Findings(all) => {
-                    !self.ask.is_end && all.iter().any(|one| matches!(one.ended, Ended::Killed { .. }))
+                ProcessResult::Findings(all) => {
+                    !self.ask.is_end && all.iter().any(|one| matches!(one.ended, LegEnd::Killed { .. }))
                 }
-                Seen::Visit(_) => false,
+                ProcessResult::Visit(_) => false,
             }
     }
 }
@@ -111,11 +114,11 @@ pub fn resumed(
     aim: RevisionAim,
     last: usize,
     known: &[ProcessRecord],
-) -> (Search, usize) {
-    let mut search = Search::new(rules, aim, last);
+) -> (RevisionSearch, usize) {
+    let mut search = RevisionSearch::new(rules, aim, last);
     let (mut used, mut whole) = (0, 0);
     for record in known {
-        if search.next() != Step::Run(record.ask) {
+        if search.next() != RevisionStep::Run(record.ask) {
             break;
         }
         search.observe(record.ask, record.seen.clone());
@@ -133,9 +136,9 @@ const MAX_ATTEMPTS: u32 = 3;
 
 /// Result of one attempt.
 enum ProcessAttempt {
-    Seen(Seen),
+    Seen(ProcessResult),
     /// Another attempt may succeed; the reason, and the result if none does.
-    Failed(String, Seen),
+    Failed(String, ProcessResult),
     Interrupted,
 }
 
@@ -148,14 +151,14 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     pub async fn run(
         &self,
         lab: &Lab,
-        mut search: Search,
+        mut search: RevisionSearch,
         watch: &mut (dyn FnMut(SearchEvent<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Conclusion, E> {
+    ) -> Result<RevisionConclusion, E> {
         loop {
             let ask = match search.next() {
-                Step::Done(conclusion) => return Ok(conclusion),
-                Step::Run(ask) => ask,
+                RevisionStep::Done(conclusion) => return Ok(conclusion),
+                RevisionStep::Run(ask) => ask,
             };
             if stop.is_cancelled() || (self.newer_only && search.only_older_is_ill()) {
                 return Ok(search.interrupt());
@@ -165,7 +168,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
                 Err(NoServer::Stop(error)) => return Err(error),
                 Err(NoServer::Interrupted) => None,
                 _ if stop.is_cancelled() => None,
-                Err(NoServer::Cannot(why)) => Some(Seen::Cannot(why)),
+                Err(NoServer::Cannot(why)) => Some(ProcessResult::Cannot(why)),
                 Ok(spec) => self.see(lab, ask, &spec, watch, stop).await?,
             };
             let Some(seen) = seen else { return Ok(search.interrupt()) };
@@ -182,11 +185,11 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     async fn see(
         &self,
         lab: &Lab,
-        ask: Ask,
+        ask: ProcessOrder,
         spec: &SoloSpec,
         watch: &mut (dyn FnMut(SearchEvent<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Option<Seen>, DiagnoseError> {
+    ) -> Result<Option<ProcessResult>, DiagnoseError> {
         for tried in 1.. {
             let attempt = if ask.aim.is_growth() {
                 let mut spec = spec.clone();
@@ -212,9 +215,9 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     async fn work(
         &self,
         lab: &Lab,
-        ask: Ask,
+        ask: ProcessOrder,
         spec: SoloSpec,
-        show: &mut (dyn FnMut(Progress<'_>) + Send),
+        show: &mut (dyn FnMut(LegProgress<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<ProcessAttempt, DiagnoseError> {
         let found = if ask.is_end {
@@ -226,25 +229,25 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
             let leg = self.base.leg(spec, workload.unwrap_or(Workload::ShortText), !ask.whole);
             run_leg(lab, &leg, show, stop)
                 .await
-                .map(|done| vec![Finding { control: ask.control, ..done.finding }])
+                .map(|done| vec![LegFinding { control: ask.control, ..done.finding }])
         };
         if stop.is_cancelled() {
             return Ok(ProcessAttempt::Interrupted);
         }
         match found {
-            Ok(findings) if findings.is_empty() => {
-                Ok(ProcessAttempt::Seen(Seen::Cannot("it can do none of these workloads".to_owned())))
-            }
+            Ok(findings) if findings.is_empty() => Ok(ProcessAttempt::Seen(ProcessResult::Cannot(
+                "it can do none of these workloads".to_owned(),
+            ))),
             Ok(findings) => Ok(match ended_from_outside(&findings) {
-                Some(why) => ProcessAttempt::Failed(why, Seen::Findings(findings)),
-                None => ProcessAttempt::Seen(Seen::Findings(findings)),
+                Some(why) => ProcessAttempt::Failed(why, ProcessResult::Findings(findings)),
+                None => ProcessAttempt::Seen(ProcessResult::Findings(findings)),
             }),
             Err(DiagnoseError::Start(failure)) => {
                 let why = format!("it did not start: {}", told(&failure));
-                Ok(ProcessAttempt::Failed(why.clone(), Seen::Cannot(why)))
+                Ok(ProcessAttempt::Failed(why.clone(), ProcessResult::Cannot(why)))
             }
             Err(error @ DiagnoseError::CannotDo { .. }) => {
-                Ok(ProcessAttempt::Seen(Seen::Cannot(error.to_string())))
+                Ok(ProcessAttempt::Seen(ProcessResult::Cannot(error.to_string())))
             }
             Err(DiagnoseError::Interrupted) => Ok(ProcessAttempt::Interrupted),
             Err(error) => Err(error),
@@ -255,12 +258,13 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     async fn visit(
         &self,
         lab: &Lab,
-        ask: Ask,
+        ask: ProcessOrder,
         spec: &SoloSpec,
         stop: &CancellationToken,
     ) -> Result<ProcessAttempt, DiagnoseError> {
         let (answers, pace) = (ask.aim == RevisionAim::Answers, ask.aim == RevisionAim::Slowdown);
-        let wanted = Wanted { answers, pace, lengths: self.lengths.get().copied(), ..Wanted::default() };
+        let wanted =
+            VisitTasks { answers, pace, lengths: self.lengths.get().copied(), ..VisitTasks::default() };
         let seen = tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(ProcessAttempt::Interrupted),
@@ -269,17 +273,17 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         Ok(match seen {
             Ok(visited) => {
                 self.lengths.get_or_init(|| visited.lengths);
-                ProcessAttempt::Seen(Seen::Visit(visited.visit))
+                ProcessAttempt::Seen(ProcessResult::Visit(visited.visit))
             }
-            Err(why) => ProcessAttempt::Failed(why.clone(), Seen::Cannot(why)),
+            Err(why) => ProcessAttempt::Failed(why.clone(), ProcessResult::Cannot(why)),
         })
     }
 }
 
 /// Why a process was ended from outside, if it was: by another program, or for lack of memory.
-fn ended_from_outside(findings: &[Finding]) -> Option<String> {
+fn ended_from_outside(findings: &[LegFinding]) -> Option<String> {
     findings.iter().find_map(|finding| match &finding.ended {
-        Ended::Killed { why } | Ended::OutOfMemory { why } => Some(why.clone()),
+        LegEnd::Killed { why } | LegEnd::OutOfMemory { why } => Some(why.clone()),
         _ => None,
     })
 }
@@ -287,16 +291,20 @@ fn ended_from_outside(findings: &[Finding]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_experiment::proof::{Metric, Visit};
+    use warden_experiment::proof::{BuildMetric, BuildVisit};
 
     /// All records of a search, in order; `seen` answers its questions until it returns `None`.
-    fn told(aim: RevisionAim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<ProcessRecord> {
+    fn told(
+        aim: RevisionAim,
+        last: usize,
+        seen: &mut dyn FnMut(ProcessOrder) -> Option<ProcessResult>,
+    ) -> Vec<ProcessRecord> {
         let all = warden_policies::defaults();
         let rules =
             JudgingPolicies { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
-        let mut search = Search::new(rules, aim, last);
+        let mut search = RevisionSearch::new(rules, aim, last);
         let mut told = Vec::new();
-        while let Step::Run(ask) = search.next()
+        while let RevisionStep::Run(ask) = search.next()
             && let Some(seen) = seen(ask)
         {
             search.observe(ask, seen.clone());
@@ -305,7 +313,7 @@ mod tests {
         told
     }
 
-    fn again(aim: RevisionAim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
+    fn again(aim: RevisionAim, last: usize, known: &[ProcessRecord]) -> (RevisionSearch, usize) {
         let all = warden_policies::defaults();
         let rules =
             JudgingPolicies { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
@@ -313,10 +321,13 @@ mod tests {
     }
 
     /// The newer half takes a third more time; single processes differ slightly.
-    fn timed(ask: Ask, count: usize) -> Seen {
+    fn timed(ask: ProcessOrder, count: usize) -> ProcessResult {
         let own = if ask.revision >= 8 { 0.0266 } else { 0.02 };
         let by = [1.0, 1.003, 0.998, 1.001][count % 4];
-        Seen::Visit(Visit { measured: vec![(Metric::Decode, own * by)], replies: Vec::new() })
+        ProcessResult::Visit(BuildVisit {
+            measured: vec![(BuildMetric::Decode, own * by)],
+            replies: Vec::new(),
+        })
     }
 
     #[test]
@@ -326,20 +337,22 @@ mod tests {
             count += 1;
             if !ask.is_end && ask.revision == 16 {
                 left -= 1;
-                return (left >= 0).then(|| Seen::Cannot("it did not start".to_owned()));
+                return (left >= 0).then(|| ProcessResult::Cannot("it did not start".to_owned()));
             }
             Some(timed(ask, count))
         });
         // The search ended because the slower end failed.
         let (passing, kept) = (&all[all.len() - 3..], &all[..all.len() - 3]);
-        assert!(passing.iter().all(|record| matches!(record.seen, Seen::Cannot(_))), "{all:?}");
+        assert!(passing.iter().all(|record| matches!(record.seen, ProcessResult::Cannot(_))), "{all:?}");
         assert!(passing.iter().all(|record| record.is_passing(16)), "none of it is written");
         let (mut search, used) = again(RevisionAim::Slowdown, 16, kept);
         assert!(used > 0 && used <= kept.len());
-        assert!(matches!(search.next(), Step::Run(ask) if !ask.is_end), "{:?}", search.next());
+        assert!(matches!(search.next(), RevisionStep::Run(ask) if !ask.is_end), "{:?}", search.next());
         // The same result of another revision is kept.
-        let ask = Ask { revision: 7, ..all[0].ask };
-        assert!(!ProcessRecord { ask, seen: Seen::Cannot(String::new()), lengths: None }.is_passing(16));
+        let ask = ProcessOrder { revision: 7, ..all[0].ask };
+        assert!(
+            !ProcessRecord { ask, seen: ProcessResult::Cannot(String::new()), lengths: None }.is_passing(16)
+        );
     }
 
     #[test]
@@ -356,7 +369,7 @@ mod tests {
             let round = if known < first { 2 } else { 3 };
             let begun = if known < first { 0 } else { first };
             assert_eq!(used, known - (known - begun) % round, "{known} known");
-            assert_eq!(search.next(), Step::Run(all[used].ask));
+            assert_eq!(search.next(), RevisionStep::Run(all[used].ask));
         }
     }
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::Value;
 use tokio::time::Instant;
-use warden_supervisor::{Endpoint, Solo};
+use warden_supervisor::{ListenAddress, SoloProcess};
 
 use crate::error::DiagnoseError;
 
 /// A request to send.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ask {
+pub(crate) struct LabRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
     /// JSON, or none.
@@ -24,7 +24,7 @@ pub(crate) struct Ask {
     pub(crate) audio: u64,
 }
 
-impl Ask {
+impl LabRequest {
     /// A `POST` without media.
     pub(crate) fn post(path: &str, body: Value) -> Self {
         Self { method: Method::POST, path: path.to_owned(), body: Some(body), images: 0, audio: 0 }
@@ -33,7 +33,7 @@ impl Ask {
 
 /// An answer, as far as it was read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Answer {
+pub(crate) struct LabAnswer {
     /// Evaluated prompt tokens, without those from a cache.
     pub(crate) prompt_tokens: u64,
     /// Tokens of the whole prompt, cached or not.
@@ -65,19 +65,19 @@ pub(crate) enum LabRequestError {
 
 /// Sends requests to one server.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct LabClient {
     http: reqwest::Client,
     host: String,
     key: Option<String>,
 }
 
-impl Client {
-    pub(crate) fn new(solo: &Solo) -> Result<Self, DiagnoseError> {
+impl LabClient {
+    pub(crate) fn new(solo: &SoloProcess) -> Result<Self, DiagnoseError> {
         let (builder, host) = match solo.endpoint() {
-            Endpoint::Unix(socket) => {
+            ListenAddress::Unix(socket) => {
                 (reqwest::Client::builder().unix_socket(socket.as_path()), "server".to_owned())
             }
-            Endpoint::Tcp(address) => (reqwest::Client::builder(), address.to_string()),
+            ListenAddress::Tcp(address) => (reqwest::Client::builder(), address.to_string()),
         };
         let http = builder
             .no_proxy()
@@ -92,7 +92,7 @@ impl Client {
     }
 
     /// Sends a request and reads its answer to the end. Dropping the future closes the connection.
-    pub(crate) async fn send(&self, ask: &Ask, limit: Duration) -> Result<Answer, LabRequestError> {
+    pub(crate) async fn send(&self, ask: &LabRequest, limit: Duration) -> Result<LabAnswer, LabRequestError> {
         match tokio::time::timeout(limit, self.exchange(ask)).await {
             Ok(answer) => answer,
             Err(_) => Err(LabRequestError::Late(limit)),
@@ -100,7 +100,7 @@ impl Client {
     }
 
     /// Sends a request whose answer is one JSON value.
-    pub(crate) async fn json(&self, ask: &Ask, limit: Duration) -> Result<Value, LabRequestError> {
+    pub(crate) async fn json(&self, ask: &LabRequest, limit: Duration) -> Result<Value, LabRequestError> {
         let exchange = async {
             let response = self.accepted(ask).await?;
             response.json().await.map_err(|error| LabRequestError::Broken(chain(&error)))
@@ -109,7 +109,7 @@ impl Client {
     }
 
     /// Sends a request and reads only the head of its answer.
-    pub(crate) async fn head(&self, ask: &Ask, limit: Duration) -> Result<(), LabRequestError> {
+    pub(crate) async fn head(&self, ask: &LabRequest, limit: Duration) -> Result<(), LabRequestError> {
         let accepted = tokio::time::timeout(limit, self.accepted(ask)).await;
         accepted.unwrap_or(Err(LabRequestError::Late(limit))).map(drop)
     }
@@ -122,12 +122,12 @@ impl Client {
     /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
     pub(crate) async fn count(&self, text: &str, limit: Duration) -> Result<u32, LabRequestError> {
         let body = serde_json::json!({ "content": text });
-        let json = self.json(&Ask::post("/tokenize", body), limit).await?;
+        let json = self.json(&LabRequest::post("/tokenize", body), limit).await?;
         let tokens = json["tokens"].as_array().map_or(0, Vec::len);
         Ok(u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
-    fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
+    fn request(&self, ask: &LabRequest) -> reqwest::RequestBuilder {
         let mut request = self.http.request(ask.method.clone(), format!("http://{}{}", self.host, ask.path));
         if let Some(body) = &ask.body {
             // Recorded bodies are a client's text: on a kept connection, a server that answers without
@@ -141,7 +141,7 @@ impl Client {
     }
 
     /// Sends a request; a refusal is an error.
-    async fn accepted(&self, ask: &Ask) -> Result<reqwest::Response, LabRequestError> {
+    async fn accepted(&self, ask: &LabRequest) -> Result<reqwest::Response, LabRequestError> {
         let response =
             self.request(ask).send().await.map_err(|error| LabRequestError::Broken(chain(&error)))?;
         let status = response.status();
@@ -152,7 +152,7 @@ impl Client {
         Ok(response)
     }
 
-    async fn exchange(&self, ask: &Ask) -> Result<Answer, LabRequestError> {
+    async fn exchange(&self, ask: &LabRequest) -> Result<LabAnswer, LabRequestError> {
         let sent = Instant::now();
         let broken = |error: reqwest::Error| LabRequestError::Broken(chain(&error));
         let mut response = self.accepted(ask).await?;
@@ -160,14 +160,14 @@ impl Client {
         let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         if !streams {
             let text = response.text().await.map_err(broken)?;
-            let mut answer = Answer::default();
+            let mut answer = LabAnswer::default();
             if let Ok(json) = serde_json::from_str(&text) {
                 answer.take(&json);
             }
             return Ok(answer);
         }
         let mut events = EventParser::default();
-        let mut answer = Answer::default();
+        let mut answer = LabAnswer::default();
         while let Some(piece) = response.chunk().await.map_err(broken)? {
             for event in events.feed(&piece) {
                 if let Some(error) = event.get("error") {
@@ -186,7 +186,7 @@ impl Client {
     }
 }
 
-impl Answer {
+impl LabAnswer {
     /// Adds an event or a whole answer; `true` if it contained output.
     fn take(&mut self, json: &Value) -> bool {
         let number = |value: &Value| value.as_u64();
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn an_answer_counts_what_was_evaluated_and_notices_its_first_token() {
-        let mut answer = Answer::default();
+        let mut answer = LabAnswer::default();
         let parts = [
             (r#"{"choices":[{"delta":{"role":"assistant","content":null}}]}"#, false),
             (r#"{"choices":[{"delta":{"reasoning_content":"so"}}]}"#, true),
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn answers_of_other_apis_count_their_tokens_too() {
-        let mut answer = Answer::default();
+        let mut answer = LabAnswer::default();
         let parts = [
             (
                 r#"{"type":"message_start","message":{"usage":{"input_tokens":10,"cache_read_input_tokens":30,"output_tokens":0}}}"#,
@@ -342,7 +342,7 @@ mod tests {
             assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
         }
         assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
-        let mut answer = Answer::default();
+        let mut answer = LabAnswer::default();
         let parts = [
             (r#"{"type":"response.output_text.delta","delta":"a"}"#, true),
             (

@@ -8,16 +8,16 @@
 //! The caller turns a switch into flags and variables.
 
 use tokio_util::sync::CancellationToken;
-use warden_experiment::bisect::{self, Arm, CurePlanner};
-use warden_experiment::crash::Crash;
-use warden_experiment::survive::{self, Search, Seen};
-use warden_experiment::{Ended, Finding, Workload};
+use warden_experiment::bisect::{self, CurePlanner, SwitchSet};
+use warden_experiment::crash::WorkloadCrash;
+use warden_experiment::survive::{self, SurvivalResult, SurvivalSearch};
+use warden_experiment::{LegEnd, LegFinding, Workload};
 use warden_supervisor::SoloSpec;
 
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
 use crate::lab::Lab;
-use crate::leg::{Progress, run_leg, told};
+use crate::leg::{LegProgress, run_leg, told};
 
 /// Switches to try on a server.
 pub struct SwitchTrials<'a> {
@@ -28,7 +28,7 @@ pub struct SwitchTrials<'a> {
     /// Pairs of switches that cannot be used together.
     pub clashes: Vec<[usize; 2]>,
     /// The server with the switches of an arm, or why there is none.
-    pub with: &'a (dyn Fn(&Arm) -> Result<SoloSpec, String> + Sync),
+    pub with: &'a (dyn Fn(&SwitchSet) -> Result<SoloSpec, String> + Sync),
 }
 
 impl std::fmt::Debug for SwitchTrials<'_> {
@@ -46,14 +46,14 @@ pub enum TrialProgress<'a> {
     /// A process with these switches follows.
     Next {
         /// The switches.
-        arm: &'a Arm,
+        arm: &'a SwitchSet,
         /// Trials that are finished.
         done: usize,
         /// Estimated limit of trials.
         of: usize,
     },
     /// Progress of the process.
-    Leg(Progress<'a>),
+    Leg(LegProgress<'a>),
 }
 
 impl SwitchTrials<'_> {
@@ -67,18 +67,18 @@ impl SwitchTrials<'_> {
     pub async fn stop_growth(
         &self,
         lab: &Lab,
-        known: &[Finding],
+        known: &[LegFinding],
         watch: &mut (dyn FnMut(TrialProgress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<bisect::Conclusion, DiagnoseError> {
+    ) -> Result<bisect::CureConclusion, DiagnoseError> {
         let mut planner = CurePlanner::new(&lab.numbers.cure, self.switches, self.clashes.clone());
         if !known.is_empty() {
-            planner.observe(&Arm::default(), known);
+            planner.observe(&SwitchSet::default(), known);
         }
         loop {
             let arm = match planner.next() {
-                bisect::Step::Done(conclusion) => return Ok(conclusion),
-                bisect::Step::Run(arm) => arm,
+                bisect::CureStep::Done(conclusion) => return Ok(conclusion),
+                bisect::CureStep::Run(arm) => arm,
             };
             match self.run(lab, &arm, planner.progress(), None, watch, stop).await? {
                 Some(Ok(findings)) => planner.observe(&arm, &findings),
@@ -97,15 +97,16 @@ impl SwitchTrials<'_> {
         &self,
         lab: &Lab,
         workload: Workload,
-        crash: &Crash,
+        crash: &WorkloadCrash,
         watch: &mut (dyn FnMut(TrialProgress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<survive::Conclusion, DiagnoseError> {
-        let mut search = Search::new(&lab.numbers.crash, self.switches, self.clashes.clone(), &crash.runs);
+    ) -> Result<survive::SurvivalConclusion, DiagnoseError> {
+        let mut search =
+            SurvivalSearch::new(&lab.numbers.crash, self.switches, self.clashes.clone(), &crash.runs);
         loop {
             let arm = match search.next() {
-                survive::Step::Done(conclusion) => return Ok(conclusion),
-                survive::Step::Run(arm) => arm,
+                survive::SurvivalStep::Done(conclusion) => return Ok(conclusion),
+                survive::SurvivalStep::Run(arm) => arm,
             };
             match self.run(lab, &arm, search.progress(), Some(workload), watch, stop).await? {
                 Some(shown) => search.observe(&arm, survival_result(shown)),
@@ -119,12 +120,12 @@ impl SwitchTrials<'_> {
     async fn run(
         &self,
         lab: &Lab,
-        arm: &Arm,
+        arm: &SwitchSet,
         (done, of): (usize, usize),
         alone: Option<Workload>,
         watch: &mut (dyn FnMut(TrialProgress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Option<Result<Vec<Finding>, String>>, DiagnoseError> {
+    ) -> Result<Option<Result<Vec<LegFinding>, String>>, DiagnoseError> {
         if stop.is_cancelled() {
             return Ok(None);
         }
@@ -133,7 +134,7 @@ impl SwitchTrials<'_> {
             Ok(spec) => spec,
             Err(why) => return Ok(Some(Err(why))),
         };
-        let mut show = |progress: Progress<'_>| watch(TrialProgress::Leg(progress));
+        let mut show = |progress: LegProgress<'_>| watch(TrialProgress::Leg(progress));
         let found = if let Some(workload) = alone {
             let leg = self.base.leg(spec, workload, false);
             run_leg(lab, &leg, &mut show, stop).await.map(|done| vec![done.finding])
@@ -158,18 +159,18 @@ impl SwitchTrials<'_> {
 }
 
 /// Classifies a process by its survival of the workload that crashes.
-fn survival_result(shown: Result<Vec<Finding>, String>) -> Seen {
+fn survival_result(shown: Result<Vec<LegFinding>, String>) -> SurvivalResult {
     let finding = match shown.map(|findings| findings.into_iter().next()) {
         Ok(Some(finding)) => finding,
-        Ok(None) => return Seen::Nothing("the leg was cut short".to_owned()),
-        Err(why) => return Seen::Nothing(why),
+        Ok(None) => return SurvivalResult::Nothing("the leg was cut short".to_owned()),
+        Err(why) => return SurvivalResult::Nothing(why),
     };
     let Some(run) = finding.survived() else {
-        return Seen::Nothing(match finding.ended {
-            Ended::Killed { why } | Ended::Failed { why } | Ended::OutOfMemory { why } => why,
+        return SurvivalResult::Nothing(match finding.ended {
+            LegEnd::Killed { why } | LegEnd::Failed { why } | LegEnd::OutOfMemory { why } => why,
             _ => "the leg was cut short".to_owned(),
         });
     };
     let memory = finding.series.iter().map(|found| (found.series, found.verdict)).collect();
-    Seen::Run { run, speed: finding.speed.tokens_per_second, memory }
+    SurvivalResult::Run { run, speed: finding.speed.tokens_per_second, memory }
 }

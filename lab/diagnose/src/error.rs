@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use warden_experiment::Workload;
-use warden_supervisor::Failure;
+use warden_supervisor::BackendFailure;
 
 /// Why there is no finding.
 #[derive(Debug, thiserror::Error)]
@@ -11,14 +11,14 @@ use warden_supervisor::Failure;
 pub enum DiagnoseError {
     /// The server did not become ready.
     #[error("the server did not start: {}", .0.message)]
-    Start(Box<Failure>),
+    Start(Box<BackendFailure>),
     /// The server lacks a capability that the workload needs.
     #[error("{workload}: {why}")]
     CannotDo {
         workload: Workload,
         why: String,
         /// The capability, shared by all workloads of its kind.
-        kind: Kind,
+        kind: RequiredCapability,
     },
     /// The user interrupted it before there was a result.
     #[error("it was interrupted before the server was ready")]
@@ -37,7 +37,7 @@ pub enum DiagnoseError {
 
 /// A capability of a server that a workload needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequiredCapability {
     /// Chat.
     Text,
     /// Image input.
@@ -50,7 +50,7 @@ pub enum Kind {
     Any,
 }
 
-impl Kind {
+impl RequiredCapability {
     /// The capability that a workload needs.
     pub const fn of(workload: Workload) -> Self {
         match workload {

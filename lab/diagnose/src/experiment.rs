@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
-use warden_experiment::crash::{self, Again, Crash};
-use warden_experiment::{Ended, Reading, Workload, blame_across};
+use warden_experiment::crash::{self, CrashRecurrence, WorkloadCrash};
+use warden_experiment::{LegEnd, LegReading, Workload, blame_across};
 use warden_policies::MemoryKind;
-use warden_policies::growth::{GrowthBlame, Verdict};
+use warden_policies::growth::{GrowthBlame, GrowthVerdict};
 use warden_supervisor::SoloSpec;
 
-use crate::error::{DiagnoseError, Kind};
+use crate::error::{DiagnoseError, RequiredCapability};
 use crate::lab::Lab;
-use crate::leg::{Leg, LegResult, Progress, run_leg};
-use crate::replay::Recording;
+use crate::leg::{LegProgress, LegResult, LegSpec, run_leg};
+use crate::replay::RequestRecording;
 
 /// The server and the workloads of an experiment.
 #[derive(Clone, Debug)]
@@ -26,16 +26,16 @@ pub struct Experiment {
     /// True if a leg ends as soon as more readings would not change its result.
     pub early: bool,
     /// Requests for [`Workload::Replay`].
-    pub replay: Option<Arc<Recording>>,
+    pub replay: Option<Arc<RequestRecording>>,
 }
 
 /// Result of an experiment.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct ExperimentOutcome {
     /// The finished legs.
     pub legs: Vec<LegResult>,
     /// The skipped workloads.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedWorkload>,
     /// True if the user interrupted it before all legs were run.
     pub interrupted: bool,
     /// True if a server did not start for one leg, although it did for another.
@@ -44,14 +44,14 @@ pub struct Outcome {
 
 /// A workload that the server cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Skipped {
+pub struct SkippedWorkload {
     /// The workload.
     pub workload: Workload,
     /// The reason.
     pub why: String,
 }
 
-impl Outcome {
+impl ExperimentOutcome {
     /// Returns true if any leg found a leak.
     pub fn leaks(&self) -> bool {
         self.legs.iter().any(|leg| leg.finding.leaks())
@@ -64,7 +64,7 @@ impl Outcome {
 
     /// Returns true if any leg ended because the server did not work, or was killed from outside.
     pub fn broke(&self) -> bool {
-        self.legs.iter().any(|leg| matches!(leg.finding.ended, Ended::Failed { .. } | Ended::Killed { .. }))
+        self.legs.iter().any(|leg| matches!(leg.finding.ended, LegEnd::Failed { .. } | LegEnd::Killed { .. }))
     }
 
     /// Returns true if every leg was too short for a verdict.
@@ -74,14 +74,14 @@ impl Outcome {
 
     /// Returns true if a memory may leak, and none is known to.
     pub fn is_in_doubt(&self) -> bool {
-        !self.leaks() && self.legs.iter().any(|leg| leg.finding.worst().is_some_and(Verdict::grows))
+        !self.leaks() && self.legs.iter().any(|leg| leg.finding.worst().is_some_and(GrowthVerdict::grows))
     }
 }
 
 impl Experiment {
     /// A leg of this experiment with this server.
-    pub(crate) fn leg(&self, spec: SoloSpec, workload: Workload, early: bool) -> Leg {
-        Leg { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
+    pub(crate) fn leg(&self, spec: SoloSpec, workload: Workload, early: bool) -> LegSpec {
+        LegSpec { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
     }
 
     /// Runs the legs. Cancelling `stop` ends them early, with the results so far. Fails only without any
@@ -93,20 +93,20 @@ impl Experiment {
     pub async fn run(
         &self,
         lab: &Lab,
-        watch: &mut (dyn FnMut(Progress<'_>) + Send),
+        watch: &mut (dyn FnMut(LegProgress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Outcome, DiagnoseError> {
-        let mut outcome = Outcome::default();
-        let mut missing: Vec<(Kind, String)> = Vec::new();
+    ) -> Result<ExperimentOutcome, DiagnoseError> {
+        let mut outcome = ExperimentOutcome::default();
+        let mut missing: Vec<(RequiredCapability, String)> = Vec::new();
         for workload in self.workloads.iter().copied() {
             if stop.is_cancelled() {
                 outcome.interrupted = true;
                 break;
             }
-            let known = missing.iter().find(|(kind, _)| *kind == Kind::of(workload));
+            let known = missing.iter().find(|(kind, _)| *kind == RequiredCapability::of(workload));
             if let Some((_, why)) = known {
-                watch(Progress::Skipped(workload, why));
-                outcome.skipped.push(Skipped { workload, why: why.clone() });
+                watch(LegProgress::Skipped(workload, why));
+                outcome.skipped.push(SkippedWorkload { workload, why: why.clone() });
                 continue;
             }
             let leg = self.leg(self.spec.clone(), workload, self.early);
@@ -114,14 +114,17 @@ impl Experiment {
                 Ok(result) => {
                     let ambiguous = result.finding.is_ambiguous() && !stop.is_cancelled();
                     if let Some(why) = &result.no_embeddings {
-                        missing.push((Kind::Embeddings, why.clone()));
+                        missing.push((RequiredCapability::Embeddings, why.clone()));
                     }
                     if let Some(modalities) = result.props.modalities {
-                        let none = [(Kind::Vision, modalities.vision), (Kind::Audio, modalities.audio)];
+                        let none = [
+                            (RequiredCapability::Vision, modalities.vision),
+                            (RequiredCapability::Audio, modalities.audio),
+                        ];
                         let none = none.into_iter().filter(|(_, has)| !has);
                         missing.extend(none.map(|(kind, _)| (kind, kind.missing().to_owned())));
                     }
-                    outcome.interrupted |= result.finding.ended == Ended::Interrupted;
+                    outcome.interrupted |= result.finding.ended == LegEnd::Interrupted;
                     let mut result = result;
                     if let Some(crash) = &mut result.finding.crash {
                         repeat_crash(lab, &leg, crash, watch, stop).await;
@@ -134,16 +137,16 @@ impl Experiment {
                     }
                 }
                 Err(DiagnoseError::CannotDo { workload, why, kind }) => {
-                    watch(Progress::Skipped(workload, &why));
-                    outcome.skipped.push(Skipped { workload, why: why.clone() });
+                    watch(LegProgress::Skipped(workload, &why));
+                    outcome.skipped.push(SkippedWorkload { workload, why: why.clone() });
                     missing.push((kind, why));
                 }
                 Err(DiagnoseError::Interrupted) if !outcome.legs.is_empty() => outcome.interrupted = true,
                 // Keeps the findings of earlier legs.
                 Err(error) if !outcome.legs.is_empty() => {
                     let why = error.to_string();
-                    watch(Progress::Skipped(workload, &why));
-                    outcome.skipped.push(Skipped { workload, why });
+                    watch(LegProgress::Skipped(workload, &why));
+                    outcome.skipped.push(SkippedWorkload { workload, why });
                     outcome.failed = true;
                 }
                 Err(error) => return Err(error),
@@ -157,14 +160,14 @@ impl Experiment {
 /// Repeats a leg in fresh processes until it is known whether it crashes again.
 async fn repeat_crash(
     lab: &Lab,
-    leg: &Leg,
-    crash: &mut Crash,
-    watch: &mut (dyn FnMut(Progress<'_>) + Send),
+    leg: &LegSpec,
+    crash: &mut WorkloadCrash,
+    watch: &mut (dyn FnMut(LegProgress<'_>) + Send),
     stop: &CancellationToken,
 ) {
-    let leg = Leg { early: false, ..leg.clone() };
-    while crash.again == Again::Undecided && !stop.is_cancelled() {
-        watch(Progress::Again(leg.workload, crash));
+    let leg = LegSpec { early: false, ..leg.clone() };
+    while crash.again == CrashRecurrence::Undecided && !stop.is_cancelled() {
+        watch(LegProgress::Again(leg.workload, crash));
         // A failure to run takes nothing from the findings.
         let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
         let Some(run) = result.finding.survived() else { return };
@@ -176,19 +179,19 @@ async fn repeat_crash(
 /// Repeats a leg without the prompt cache. A failure to run takes nothing from the findings.
 async fn control(
     lab: &Lab,
-    mut leg: Leg,
-    watch: &mut (dyn FnMut(Progress<'_>) + Send),
+    mut leg: LegSpec,
+    watch: &mut (dyn FnMut(LegProgress<'_>) + Send),
     stop: &CancellationToken,
 ) -> Option<LegResult> {
     without_prompt_cache(&mut leg.spec);
-    watch(Progress::Control(leg.workload));
+    watch(LegProgress::Control(leg.workload));
     match run_leg(lab, &leg, watch, stop).await {
         Ok(mut result) => {
             result.finding.control = true;
             Some(result)
         }
         Err(error) => {
-            watch(Progress::Skipped(leg.workload, &error.to_string()));
+            watch(LegProgress::Skipped(leg.workload, &error.to_string()));
             None
         }
     }
@@ -212,7 +215,7 @@ fn blame(legs: &mut [LegResult], lab: &Lab) {
         if !legs.iter().any(|leg| suspected(leg, series)) {
             continue;
         }
-        let readings: Vec<&[Reading]> = legs.iter().map(|leg| leg.readings.as_slice()).collect();
+        let readings: Vec<&[LegReading]> = legs.iter().map(|leg| leg.readings.as_slice()).collect();
         let together = blame_across(series, &readings, &lab.growth);
         let clear = matches!(together, GrowthBlame::Pays { .. });
         for leg in legs.iter_mut().filter(|leg| suspected(leg, series)) {

@@ -13,17 +13,17 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use warden_experiment::headroom::{Curve, Peak, Setup};
+use warden_experiment::headroom::{PromptCurve, PromptPeak, ServerSetup};
 use warden_policies::MemoryKind;
-use warden_policies::sample::{Sample, SampleEdge, Work};
+use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
 use warden_policies::units::scale;
-use warden_supervisor::{Solo, SoloReading, SoloSpec};
+use warden_supervisor::{SoloProcess, SoloReading, SoloSpec};
 
-use crate::client::{Answer, Ask, Client, LabRequestError};
+use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 use crate::leg::stays;
-use crate::workload::{SAMPLE_WORDS, Words};
+use crate::workload::{SAMPLE_WORDS, TextGenerator};
 
 mod context;
 
@@ -44,9 +44,9 @@ pub struct HeadroomRun {
 
 /// Result of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Touched {
+pub struct HeadroomMeasurement {
     /// Slots, contexts and micro-batch of the server.
-    pub setup: Setup,
+    pub setup: ServerSetup,
     /// Measurements by memory, the host first.
     pub series: Vec<MeasuredMemory>,
     /// Why the longest prompts are missing, if they are: the server ended, or refused them.
@@ -68,7 +68,7 @@ pub struct MeasuredMemory {
     /// Bytes that were free at that time; `None` if unknown.
     pub free: Option<u64>,
     /// Prompts and their peaks.
-    pub peaks: Vec<Peak>,
+    pub peaks: Vec<PromptPeak>,
 }
 
 /// Prompts that were not answered.
@@ -107,8 +107,8 @@ pub enum HeadroomProgress<'a> {
 
 impl MeasuredMemory {
     /// The curve through the measurements; `None` without any prompt.
-    pub fn curve(&self, setup: &Setup) -> Option<Curve> {
-        Curve::of(self.series, self.idle, &self.peaks, setup)
+    pub fn curve(&self, setup: &ServerSetup) -> Option<PromptCurve> {
+        PromptCurve::of(self.series, self.idle, &self.peaks, setup)
     }
 
     /// The most bytes that the process may hold if `reserve` bytes are to stay free.
@@ -126,7 +126,7 @@ pub async fn touch(
     what: &HeadroomRun,
     watch: &mut (dyn FnMut(HeadroomProgress<'_>) + Send),
     stop: &CancellationToken,
-) -> Result<Touched, DiagnoseError> {
+) -> Result<HeadroomMeasurement, DiagnoseError> {
     watch(HeadroomProgress::Starting);
     let solo = tokio::select! {
         biased;
@@ -141,33 +141,38 @@ pub async fn touch(
 async fn send_prompts(
     lab: &Lab,
     what: &HeadroomRun,
-    solo: &Solo,
+    solo: &SoloProcess,
     watch: &mut (dyn FnMut(HeadroomProgress<'_>) + Send),
     stop: &CancellationToken,
-) -> Result<Touched, DiagnoseError> {
-    let client = Client::new(solo)?;
+) -> Result<HeadroomMeasurement, DiagnoseError> {
+    let client = LabClient::new(solo)?;
     let setup = setup(what, solo);
     let first = async {
         tokio::time::sleep(lab.numbers.settle).await;
-        let idle = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
-        (idle, client.tokens(&Words::sample(), lab.numbers.question_limit).await)
+        let idle = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
+        (idle, client.tokens(&TextGenerator::sample(), lab.numbers.question_limit).await)
     };
     let (idle, tokens) = tokio::select! {
         biased;
         () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
         known = first => known,
     };
-    let mut touched =
-        Touched { setup, series: series(&idle), broke: None, interrupted: false, less_context: None };
+    let mut touched = HeadroomMeasurement {
+        setup,
+        series: series(&idle),
+        broke: None,
+        interrupted: false,
+        less_context: None,
+    };
     let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
     let mut sender = PromptSender {
         lab,
         solo,
         client,
-        words: Words::new(per_word),
+        words: TextGenerator::new(per_word),
         which: 0,
         largest: 0,
-        work: Work::default(),
+        work: WorkDone::default(),
     };
     let spare = lab.numbers.headroom.spare;
     let one = setup.slot_context.saturating_sub(spare);
@@ -193,7 +198,7 @@ async fn send_prompts(
                 watch(HeadroomProgress::Took { tokens, together, peaks: &peaks });
                 for (series, bytes) in peaks {
                     if let Some(of) = touched.series.iter_mut().find(|of| of.series == series) {
-                        of.peaks.push(Peak { tokens, together, bytes });
+                        of.peaks.push(PromptPeak { tokens, together, bytes });
                     }
                 }
             }
@@ -212,7 +217,7 @@ const DEFAULT_UBATCH: u64 = 512;
 const DEFAULT_CONTEXT: u64 = 4096;
 
 /// Setup of the server: as it logs at the start, else as configured.
-fn setup(what: &HeadroomRun, solo: &Solo) -> Setup {
+fn setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
     let props = solo.props();
     let slots = props.slots.unwrap_or(1).max(1);
     let lines = solo.lines();
@@ -220,7 +225,7 @@ fn setup(what: &HeadroomRun, solo: &Solo) -> Setup {
     let given = what.context.filter(|context| *context > 0);
     let slot = props.n_ctx.or(given).unwrap_or(DEFAULT_CONTEXT);
     let all = said("n_ctx").or(given).unwrap_or_else(|| slot.saturating_mul(u64::from(slots)));
-    Setup {
+    ServerSetup {
         context: all.max(slot),
         slots,
         slot_context: slot,
@@ -255,7 +260,7 @@ fn series(idle: &SoloReading) -> Vec<MeasuredMemory> {
 /// Bytes of each memory. On the host without the content of measured pools: a cache of prompts is no cost
 /// of a prompt. On a GPU including pools: bytes that a backend's pool takes for a prompt and keeps are such
 /// a cost, and have to fit as well.
-fn charged(sample: &Sample) -> Vec<(MemoryKind, u64)> {
+fn charged(sample: &BackendSample) -> Vec<(MemoryKind, u64)> {
     let gpus = sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     let cached = sample.pooled(MemoryKind::Host).unwrap_or(0);
     let host = sample.charged(MemoryKind::Host).map(|bytes| (MemoryKind::Host, bytes.saturating_sub(cached)));
@@ -265,13 +270,13 @@ fn charged(sample: &Sample) -> Vec<(MemoryKind, u64)> {
 /// Sends prompts and watches the memory.
 struct PromptSender<'a> {
     lab: &'a Lab,
-    solo: &'a Solo,
-    client: Client,
-    words: Words,
+    solo: &'a SoloProcess,
+    client: LabClient,
+    words: TextGenerator,
     /// Seed of the last text: no text is sent twice, because a cache would answer.
     which: u64,
     largest: u64,
-    work: Work,
+    work: WorkDone,
 }
 
 impl PromptSender<'_> {
@@ -310,18 +315,18 @@ impl PromptSender<'_> {
         together: u32,
         peaks: &mut Vec<(MemoryKind, u64)>,
     ) -> Result<u64, LabRequestError> {
-        let asks: Vec<Ask> = (0..together)
+        let asks: Vec<LabRequest> = (0..together)
             .map(|_| {
                 self.which += 1;
                 let prompt = self.words.text(self.which, tokens);
                 let body = json!({ "prompt": prompt, "n_predict": 1, "cache_prompt": false, "stream": true });
-                Ask::post("/completion", body)
+                LabRequest::post("/completion", body)
             })
             .collect();
         let limit = self.lab.numbers.request_limit;
         let mut answers = std::pin::pin!(join_all(asks.iter().map(|ask| self.client.send(ask, limit))));
         let pause = self.lab.numbers.headroom.interval;
-        let answers: Vec<Result<Answer, LabRequestError>> = loop {
+        let answers: Vec<Result<LabAnswer, LabRequestError>> = loop {
             tokio::select! {
                 answers = &mut answers => break answers,
                 () = tokio::time::sleep(pause) => {
@@ -334,11 +339,11 @@ impl PromptSender<'_> {
         for answer in answers {
             let answer = answer?;
             counted = counted.max(answer.prompt_size);
-            self.work += Work {
+            self.work += WorkDone {
                 requests: 1,
                 prompt_tokens: answer.prompt_tokens,
                 output_tokens: answer.output_tokens,
-                ..Work::default()
+                ..WorkDone::default()
             };
         }
         self.largest = self.largest.max(counted);
@@ -348,7 +353,7 @@ impl PromptSender<'_> {
     }
 }
 
-fn raise_peaks(peaks: &mut Vec<(MemoryKind, u64)>, sample: &Sample) {
+fn raise_peaks(peaks: &mut Vec<(MemoryKind, u64)>, sample: &BackendSample) {
     for (series, bytes) in charged(sample) {
         match peaks.iter_mut().find(|(of, _)| *of == series) {
             Some((_, most)) => *most = bytes.max(*most),
@@ -373,22 +378,22 @@ mod tests {
     #[test]
     fn a_cache_of_prompts_is_no_price_and_a_pool_of_a_gpu_is() {
         let gpu = warden_policies::sample::GpuIndex(0);
-        let sample = Sample {
+        let sample = BackendSample {
             at: std::time::Duration::ZERO,
             edge: SampleEdge::Tick,
             host: Some(warden_policies::sample::HostMemory { anon: 500, ..Default::default() }),
-            vram: vec![warden_policies::sample::Vram {
+            vram: vec![warden_policies::sample::VramReading {
                 gpu,
                 bytes: 900,
                 source: warden_policies::sample::VramSource::Process,
             }],
             pools: vec![(MemoryKind::Host, 200), (MemoryKind::Vram(gpu), 700)],
             in_flight: 1,
-            work: Work::default(),
+            work: WorkDone::default(),
             largest_prompt: 0,
             reclaims: 0,
         };
         assert_eq!(charged(&sample), [(MemoryKind::Host, 300), (MemoryKind::Vram(gpu), 900)]);
-        assert_eq!(charged(&Sample { host: None, vram: Vec::new(), ..sample }), []);
+        assert_eq!(charged(&BackendSample { host: None, vram: Vec::new(), ..sample }), []);
     }
 }

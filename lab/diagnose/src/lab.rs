@@ -3,13 +3,13 @@
 use warden_experiment::between::JudgingPolicies;
 use warden_policies::defaults::{Diagnose, Proof};
 use warden_policies::growth::GrowthPolicy;
-use warden_supervisor::Starter;
+use warden_supervisor::SoloStarter;
 
 /// Starter and numbers for experiments.
 #[derive(Clone, Debug)]
 pub struct Lab {
     /// Starts processes.
-    pub starter: Starter,
+    pub starter: SoloStarter,
     /// Numbers of the detector.
     pub growth: GrowthPolicy,
     /// Numbers of experiments. Reasons: `defaults.toml`, section `[diagnose]`.
@@ -20,7 +20,7 @@ pub struct Lab {
 
 impl Lab {
     /// A lab with the default numbers.
-    pub fn new(starter: Starter, growth: GrowthPolicy) -> Self {
+    pub fn new(starter: SoloStarter, growth: GrowthPolicy) -> Self {
         let defaults = warden_policies::defaults();
         Self { starter, growth, numbers: defaults.diagnose.clone(), proof: defaults.proof.clone() }
     }

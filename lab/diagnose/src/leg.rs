@@ -17,22 +17,24 @@ use reqwest::Method;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_experiment::crash::{Again, Crash};
-use warden_experiment::{Ended, Finding, Judge, Next, Reading, Speed, Workload};
-use warden_policies::growth::Growth;
-use warden_policies::sample::{Sample, SampleEdge, Work};
+use warden_experiment::crash::{CrashRecurrence, WorkloadCrash};
+use warden_experiment::{LegDecision, LegEnd, LegFinding, LegJudge, LegReading, LegSpeed, Workload};
+use warden_policies::growth::SeriesGrowth;
+use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
 use warden_policies::units::{exact, scale};
-use warden_supervisor::{DeviceView, Exit, Failure, Solo, SoloProps, SoloReading, SoloSpec};
+use warden_supervisor::{
+    BackendFailure, DeviceView, ProcessExit, SoloProcess, SoloProps, SoloReading, SoloSpec,
+};
 
-use crate::client::{Answer, Ask, Client, LabRequestError};
-use crate::error::{DiagnoseError, Kind};
+use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
+use crate::error::{DiagnoseError, RequiredCapability};
 use crate::lab::Lab;
-use crate::replay::Recording;
-use crate::workload::{Facts, SAMPLE_WORDS, Script, Words};
+use crate::replay::RequestRecording;
+use crate::workload::{SAMPLE_WORDS, ServerLimits, TextGenerator, WorkloadScript};
 
 /// A leg to run.
 #[derive(Clone, Debug)]
-pub struct Leg {
+pub struct LegSpec {
     /// The server.
     pub spec: SoloSpec,
     /// The workload.
@@ -43,16 +45,16 @@ pub struct Leg {
     /// `steps` while growth is only suspected.
     pub early: bool,
     /// Requests for [`Workload::Replay`].
-    pub replay: Option<Arc<Recording>>,
+    pub replay: Option<Arc<RequestRecording>>,
 }
 
 /// Result of a leg.
 #[derive(Clone, Debug)]
 pub struct LegResult {
     /// Verdicts and figures.
-    pub finding: Finding,
+    pub finding: LegFinding,
     /// All readings.
-    pub readings: Vec<Reading>,
+    pub readings: Vec<LegReading>,
     /// Properties that the server reported.
     pub props: SoloProps,
     /// Declared caches of the server, in sentences.
@@ -70,14 +72,14 @@ pub struct LegResult {
     /// Why it computes no embeddings, if it was asked and does not.
     pub no_embeddings: Option<String>,
     /// Requests that it refused, if any.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusedRequests>,
     /// Tokens per word of our texts; 0 if unknown.
     pub tokens_per_word: f64,
 }
 
 /// Requests that a server refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Refused {
+pub struct RefusedRequests {
     /// Number of refused requests.
     pub requests: u64,
     /// Reason of the last refusal.
@@ -86,7 +88,7 @@ pub struct Refused {
 
 /// Progress of a leg.
 #[derive(Clone, Copy, Debug)]
-pub enum Progress<'a> {
+pub enum LegProgress<'a> {
     /// A process starts.
     Starting(Workload),
     /// The process is ready, after this time.
@@ -100,19 +102,19 @@ pub enum Progress<'a> {
         /// Limit of readings.
         of: u64,
         /// The first reading.
-        first: &'a Sample,
+        first: &'a BackendSample,
         /// The latest reading.
-        now: &'a Sample,
+        now: &'a BackendSample,
         /// Growth according to the detector.
-        growth: &'a [Growth],
+        growth: &'a [SeriesGrowth],
     },
     /// The workload is repeated without the prompt cache, which may have caused the growth.
     Control(Workload),
     /// The server crashed, and the workload is repeated in a fresh process to see whether it crashes again.
     /// These repetitions report nothing else.
-    Again(Workload, &'a Crash),
+    Again(Workload, &'a WorkloadCrash),
     /// The leg is over.
-    Ended(&'a Finding),
+    Ended(&'a LegFinding),
     /// The workload cannot be run, with the reason.
     Skipped(Workload, &'a str),
 }
@@ -124,22 +126,22 @@ pub enum Progress<'a> {
 /// The server does not start, it cannot do this work, or it was interrupted before it was ready.
 pub(crate) async fn run_leg(
     lab: &Lab,
-    leg: &Leg,
-    watch: &mut (dyn FnMut(Progress<'_>) + Send),
+    leg: &LegSpec,
+    watch: &mut (dyn FnMut(LegProgress<'_>) + Send),
     stop: &CancellationToken,
 ) -> Result<LegResult, DiagnoseError> {
-    watch(Progress::Starting(leg.workload));
+    watch(LegProgress::Starting(leg.workload));
     let solo = tokio::select! {
         biased;
         () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
         started = lab.starter.start(&leg.spec) => started.map_err(DiagnoseError::Start)?,
     };
-    watch(Progress::Ready(leg.workload, solo.ready_after()));
-    let mut run = Run {
+    watch(LegProgress::Ready(leg.workload, solo.ready_after()));
+    let mut run = LegRun {
         lab,
         leg,
-        judge: Judge::new(leg.workload, leg.steps, &lab.growth, &lab.numbers),
-        work: Work::default(),
+        judge: LegJudge::new(leg.workload, leg.steps, &lab.growth, &lab.numbers),
+        work: WorkDone::default(),
         largest: 0,
         times: AnswerTimes::default(),
         last: None,
@@ -149,14 +151,14 @@ pub(crate) async fn run_leg(
     };
     let ended = run.drive(&solo, stop).await;
     let no_embeddings = match &ended {
-        Ok(Ended::Complete | Ended::Early) => tokio::select! {
+        Ok(LegEnd::Complete | LegEnd::Early) => tokio::select! {
             biased;
             () = stop.cancelled() => None,
             known = check_embeddings(&solo, lab.numbers.question_limit) => known,
         },
         _ => None,
     };
-    let Run { judge, times, last, refused, tokens_per_word, watch, work, .. } = run;
+    let LegRun { judge, times, last, refused, tokens_per_word, watch, work, .. } = run;
     let (props, allowance, ready_after) = (solo.props(), solo.allowance(), solo.ready_after());
     let (lines, output) = (solo.lines(), solo.output());
     let heard = output.heard();
@@ -165,17 +167,17 @@ pub(crate) async fn run_leg(
     let mut finding = judge.finding(times.speed(), ended?);
     // Includes requests that were answered after the last reading.
     (finding.requests, finding.work) = (work.requests, work);
-    if let Ended::Crashed { why } = &finding.ended {
+    if let LegEnd::Crashed { why } = &finding.ended {
         let kept = lines.len().saturating_sub(lab.numbers.crash.lines);
-        finding.crash = Some(Crash {
+        finding.crash = Some(WorkloadCrash {
             at_request: work.requests + 1,
             why: why.clone(),
             lines: lines[kept..].to_vec(),
             runs: Vec::new(),
-            again: Again::Undecided,
+            again: CrashRecurrence::Undecided,
         });
     }
-    watch(Progress::Ended(&finding));
+    watch(LegProgress::Ended(&finding));
     let (vram_unknown, devices) =
         last.map(|reading| (reading.vram_unknown, reading.devices)).unwrap_or_default();
     Ok(LegResult {
@@ -195,32 +197,32 @@ pub(crate) async fn run_leg(
 }
 
 /// A running leg.
-struct Run<'a> {
+struct LegRun<'a> {
     lab: &'a Lab,
-    leg: &'a Leg,
-    judge: Judge,
-    work: Work,
+    leg: &'a LegSpec,
+    judge: LegJudge,
+    work: WorkDone,
     largest: u64,
     times: AnswerTimes,
     last: Option<SoloReading>,
-    refused: Option<Refused>,
+    refused: Option<RefusedRequests>,
     tokens_per_word: f64,
-    watch: &'a mut (dyn FnMut(Progress<'_>) + Send),
+    watch: &'a mut (dyn FnMut(LegProgress<'_>) + Send),
 }
 
 /// Outcome of a step.
-enum Step {
+enum StepOutcome {
     /// At least one request was answered.
     Answered,
     /// All requests were refused.
     Refused(String),
 }
 
-impl Run<'_> {
-    async fn drive(&mut self, solo: &Solo, stop: &CancellationToken) -> Result<Ended, DiagnoseError> {
+impl LegRun<'_> {
+    async fn drive(&mut self, solo: &SoloProcess, stop: &CancellationToken) -> Result<LegEnd, DiagnoseError> {
         let workload = self.leg.workload;
         check_capability(workload, &solo.props())?;
-        let client = Client::new(solo)?;
+        let client = LabClient::new(solo)?;
         let deadline = Instant::now() + self.lab.numbers.leg_limit;
         let facts = tokio::select! {
             biased;
@@ -229,7 +231,7 @@ impl Run<'_> {
         };
         self.tokens_per_word = facts.tokens_per_word;
         let recording = self.leg.replay.clone();
-        let mut script = Script::new(workload, &self.lab.numbers, facts, recording)?;
+        let mut script = WorkloadScript::new(workload, &self.lab.numbers, facts, recording)?;
         let mut refused = 0;
         // At least one round of recorded requests: those of one kind may come one after the other.
         let round =
@@ -244,20 +246,24 @@ impl Run<'_> {
                 sent = self.step(&client, &mut script) => sent,
             };
             match sent {
-                Ok(Step::Answered) => refused = 0,
+                Ok(StepOutcome::Answered) => refused = 0,
                 // The first request is a warm-up, and shows whether the server can do this at all. Recorded
                 // requests are of many kinds, so their first one does not show that.
-                Ok(Step::Refused(why))
+                Ok(StepOutcome::Refused(why))
                     if self.work.requests == 0
                         && (workload != Workload::Replay || refused + 1 >= patience) =>
                 {
-                    return Err(DiagnoseError::CannotDo { workload, why, kind: Kind::of(workload) });
+                    return Err(DiagnoseError::CannotDo {
+                        workload,
+                        why,
+                        kind: RequiredCapability::of(workload),
+                    });
                 }
-                Ok(Step::Refused(why)) => {
+                Ok(StepOutcome::Refused(why)) => {
                     refused += 1;
                     if refused >= patience {
                         let why = format!("{refused} requests in a row failed: {why}");
-                        return Ok(Ended::Failed { why });
+                        return Ok(LegEnd::Failed { why });
                     }
                     continue;
                 }
@@ -274,7 +280,7 @@ impl Run<'_> {
                 return Ok(ended);
             }
         }
-        Ok(Ended::Complete)
+        Ok(LegEnd::Complete)
     }
 
     fn most(&self) -> u64 {
@@ -286,7 +292,11 @@ impl Run<'_> {
     }
 
     /// Sends the requests of one step concurrently and waits for all.
-    async fn step(&mut self, client: &Client, script: &mut Script) -> Result<Step, LabRequestError> {
+    async fn step(
+        &mut self,
+        client: &LabClient,
+        script: &mut WorkloadScript,
+    ) -> Result<StepOutcome, LabRequestError> {
         let asks = script.next();
         let limit = self.lab.numbers.request_limit;
         let answers = join_all(asks.iter().map(|ask| client.send(ask, limit))).await;
@@ -311,13 +321,13 @@ impl Run<'_> {
         }
         script.answered(&taken);
         match refusal {
-            Some(why) if taken.iter().all(Option::is_none) => Ok(Step::Refused(why)),
-            _ => Ok(Step::Answered),
+            Some(why) if taken.iter().all(Option::is_none) => Ok(StepOutcome::Refused(why)),
+            _ => Ok(StepOutcome::Answered),
         }
     }
 
-    fn count(&mut self, ask: &Ask, answer: &Answer) {
-        self.work += Work {
+    fn count(&mut self, ask: &LabRequest, answer: &LabAnswer) {
+        self.work += WorkDone {
             requests: u64::from(ask.method == Method::POST),
             prompt_tokens: answer.prompt_tokens,
             output_tokens: answer.output_tokens,
@@ -332,13 +342,13 @@ impl Run<'_> {
     }
 
     /// Reads the memory; returns an end if there is a reason for one.
-    async fn read(&mut self, solo: &Solo) -> Option<Ended> {
+    async fn read(&mut self, solo: &SoloProcess) -> Option<LegEnd> {
         let reading = solo.sample(SampleEdge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
         let next = self.judge.observe(reading.sample.clone(), reading.allowed, graphs);
         let (done, most) = (self.taken(), self.most());
         if let (Some(first), Some(now)) = (self.judge.readings().first(), self.judge.readings().last()) {
-            (self.watch)(Progress::Step {
+            (self.watch)(LegProgress::Step {
                 workload: self.leg.workload,
                 done,
                 of: most,
@@ -354,43 +364,43 @@ impl Run<'_> {
         {
             let why =
                 format!("the machine has {} of memory left", warden_policies::ByteSize(totals.available));
-            return Some(Ended::OutOfMemory { why });
+            return Some(LegEnd::OutOfMemory { why });
         }
-        (next == Next::Decided && self.leg.early).then_some(Ended::Early)
+        (next == LegDecision::Decided && self.leg.early).then_some(LegEnd::Early)
     }
 }
 
 /// Waits for a reason to cut a leg short.
-async fn wait_cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended {
+async fn wait_cut(solo: &SoloProcess, stop: &CancellationToken, deadline: Instant) -> LegEnd {
     tokio::select! {
         biased;
-        () = stop.cancelled() => Ended::Interrupted,
+        () = stop.cancelled() => LegEnd::Interrupted,
         (exit, failure) = solo.exited() => end_kind(exit, &failure),
-        line = solo.until_crash_hang() => Ended::Crashed { why: stays(&line) },
-        () = tokio::time::sleep_until(deadline) => Ended::OutOfTime,
+        line = solo.until_crash_hang() => LegEnd::Crashed { why: stays(&line) },
+        () = tokio::time::sleep_until(deadline) => LegEnd::OutOfTime,
     }
 }
 
 /// Facts that are needed to make requests of the right size.
-pub(crate) async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
+pub(crate) async fn facts(solo: &SoloProcess, client: &LabClient, limit: Duration) -> ServerLimits {
     let props = solo.props();
-    let tokens = client.tokens(&Words::sample(), limit).await;
+    let tokens = client.tokens(&TextGenerator::sample(), limit).await;
     let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
-    Facts { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word: per_word }
+    ServerLimits { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word: per_word }
 }
 
 /// A broken connection mostly means that the server has ended, which is noticed a moment later.
-async fn broken(solo: &Solo, error: &LabRequestError, noticed: Duration) -> Ended {
+async fn broken(solo: &SoloProcess, error: &LabRequestError, noticed: Duration) -> LegEnd {
     match tokio::time::timeout(noticed, solo.exited()).await {
         Ok((exit, failure)) => end_kind(exit, &failure),
-        Err(_) => Ended::Failed { why: format!("a request failed: {error}") },
+        Err(_) => LegEnd::Failed { why: format!("a request failed: {error}") },
     }
 }
 
 /// Distinguishes a crash from an end that was caused from outside.
-fn end_kind(exit: Exit, failure: &Failure) -> Ended {
+fn end_kind(exit: ProcessExit, failure: &BackendFailure) -> LegEnd {
     let why = told(failure);
-    if exit.is_from_outside() { Ended::Killed { why } } else { Ended::Crashed { why } }
+    if exit.is_from_outside() { LegEnd::Killed { why } } else { LegEnd::Crashed { why } }
 }
 
 /// Describes a process that crashed but did not end.
@@ -399,7 +409,7 @@ pub(crate) fn stays(line: &str) -> String {
 }
 
 /// Describes the end of a process, with its last line.
-pub(crate) fn told(failure: &Failure) -> String {
+pub(crate) fn told(failure: &BackendFailure) -> String {
     match failure.lines.iter().rev().find(|line| !line.trim().is_empty()) {
         Some(last) => format!("{}; its last line: {}", failure.message, last.trim()),
         None => failure.message.clone(),
@@ -409,20 +419,20 @@ pub(crate) fn told(failure: &Failure) -> String {
 /// Fails if the server's properties show that it cannot do this workload.
 fn check_capability(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
     let Some(modalities) = props.modalities else { return Ok(()) };
-    let kind = Kind::of(workload);
+    let kind = RequiredCapability::of(workload);
     let has = match kind {
-        Kind::Vision => modalities.vision,
-        Kind::Audio => modalities.audio,
-        Kind::Text | Kind::Embeddings | Kind::Any => true,
+        RequiredCapability::Vision => modalities.vision,
+        RequiredCapability::Audio => modalities.audio,
+        RequiredCapability::Text | RequiredCapability::Embeddings | RequiredCapability::Any => true,
     };
     if has { Ok(()) } else { Err(DiagnoseError::CannotDo { workload, why: kind.missing().to_owned(), kind }) }
 }
 
 /// Why a server computes no embeddings; `None` if it does. Asked at the end of a leg, which saves a process
 /// for that question.
-async fn check_embeddings(solo: &Solo, limit: Duration) -> Option<String> {
-    let client = Client::new(solo).ok()?;
-    match client.send(&Ask::post("/v1/embeddings", json!({ "input": "one" })), limit).await {
+async fn check_embeddings(solo: &SoloProcess, limit: Duration) -> Option<String> {
+    let client = LabClient::new(solo).ok()?;
+    match client.send(&LabRequest::post("/v1/embeddings", json!({ "input": "one" })), limit).await {
         Err(LabRequestError::Refused { message, .. }) => Some(message),
         _ => None,
     }
@@ -437,7 +447,7 @@ struct AnswerTimes {
 }
 
 impl AnswerTimes {
-    fn take(&mut self, answer: &Answer) {
+    fn take(&mut self, answer: &LabAnswer) {
         self.requests += 1;
         self.first.extend(answer.first_token);
         if let Some(ms) = answer.output_ms.filter(|ms| *ms > 0.0) {
@@ -446,10 +456,10 @@ impl AnswerTimes {
         }
     }
 
-    fn speed(mut self) -> Speed {
+    fn speed(mut self) -> LegSpeed {
         self.first.sort_unstable();
         let rate = (self.ms > 0.0).then(|| exact(self.tokens) * 1000.0 / self.ms);
         let first_token = self.first.get(self.first.len() / 2).copied();
-        Speed { tokens_per_second: rate, first_token, requests: self.requests }
+        LegSpeed { tokens_per_second: rate, first_token, requests: self.requests }
     }
 }

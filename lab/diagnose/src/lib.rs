@@ -45,9 +45,9 @@ mod client;
 mod workload;
 
 pub use error::DiagnoseError;
-pub use experiment::{Experiment, Outcome, Skipped, without_prompt_cache};
+pub use experiment::{Experiment, ExperimentOutcome, SkippedWorkload, without_prompt_cache};
 pub use lab::Lab;
-pub use leg::{Leg, LegResult, Progress};
+pub use leg::{LegProgress, LegResult, LegSpec};
 pub use redact::Redactor;
-pub use replay::Recording;
-pub use report::{About, Report};
+pub use replay::RequestRecording;
+pub use report::{DiagnoseReport, ExperimentSetup};

@@ -12,17 +12,17 @@ use std::path::Path;
 use reqwest::Method;
 use serde_json::Value;
 
-use crate::client::Ask;
+use crate::client::LabRequest;
 use crate::error::DiagnoseError;
 
 /// The requests of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recording {
-    asks: Vec<Ask>,
+pub struct RequestRecording {
+    asks: Vec<LabRequest>,
     torn: usize,
 }
 
-impl Recording {
+impl RequestRecording {
     /// Reads a file.
     ///
     /// # Errors
@@ -66,18 +66,18 @@ impl Recording {
     }
 
     /// All requests in their order.
-    pub(crate) fn asks(&self) -> &[Ask] {
+    pub(crate) fn asks(&self) -> &[LabRequest] {
         &self.asks
     }
 
     /// The request of a step; the first follows the last.
-    pub(crate) fn at(&self, step: u64) -> Option<&Ask> {
+    pub(crate) fn at(&self, step: u64) -> Option<&LabRequest> {
         let count = u64::try_from(self.asks.len()).ok()?;
         self.asks.get(usize::try_from(step.checked_rem(count)?).ok()?)
     }
 }
 
-fn ask(mut value: Value) -> Result<Ask, String> {
+fn ask(mut value: Value) -> Result<LabRequest, String> {
     if !value.is_object() {
         return Err("not a JSON object".to_owned());
     }
@@ -97,7 +97,7 @@ fn ask(mut value: Value) -> Result<Ask, String> {
     }
     let media = |kinds: &[&str]| body.as_ref().map_or(0, |body| parts(body, kinds));
     let (images, audio) = (media(&["image_url", "input_image", "image"]), media(&["input_audio"]));
-    Ok(Ask { method, path, body, images, audio })
+    Ok(LabRequest { method, path, body, images, audio })
 }
 
 /// Number of parts of messages that are of one of these types.
@@ -124,7 +124,8 @@ mod tests {
             {"type": "input_audio", "input_audio": {}}]}]}}"#
                 .replace('\n', "");
         let recording =
-            Recording::parse(&format!("{text}\n\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n")).unwrap();
+            RequestRecording::parse(&format!("{text}\n\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n"))
+                .unwrap();
         assert_eq!(recording.len(), 2);
         let first = recording.at(0).unwrap();
         assert_eq!((first.images, first.audio, &first.method), (1, 1, &Method::POST));
@@ -135,9 +136,9 @@ mod tests {
     #[test]
     fn half_a_line_of_a_recorder_that_was_killed_is_passed_over_and_counted() {
         let torn = "{\"path\": \"/a\"}\n{\"path\": \"/b\", \"bo\n{\"path\": \"/c\"}\n{\"pa";
-        let recording = Recording::parse(torn).unwrap();
+        let recording = RequestRecording::parse(torn).unwrap();
         assert_eq!((recording.len(), recording.torn()), (2, 2));
-        assert!(Recording::parse("{\"path\": \"/a").unwrap_err().contains("no request"));
+        assert!(RequestRecording::parse("{\"path\": \"/a").unwrap_err().contains("no request"));
     }
 
     #[test]
@@ -151,7 +152,7 @@ mod tests {
             ("{\"path\": \"/a\", \"body\": 3}", "`body` is neither"),
             ("{\"path\": \"/a\", \"method\": \"A B\"}", "`method` is `A B`"),
         ] {
-            let error = Recording::parse(text).unwrap_err();
+            let error = RequestRecording::parse(text).unwrap_err();
             assert!(error.contains(what), "{text}: {error}");
         }
     }

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use warden_policies::defaults::{self, defaults};
-use warden_policies::growth::Verdict;
+use warden_policies::growth::GrowthVerdict;
 use warden_policies::growth::stats::median;
 use warden_policies::units::exact;
 
@@ -16,7 +16,7 @@ const WARM_UP_SHARE: f64 = 0.3333;
 
 /// Traced moment of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Trace {
+pub struct TracedMoment {
     /// Requests answered by then.
     pub requests: u64,
     /// Bytes of the memory, measured from outside.
@@ -29,8 +29,8 @@ pub struct Trace {
 
 /// Handles that grow in step with a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Follows {
-    /// Kind, as an index into [`Trace::handles`].
+pub struct CorrelatedHandles {
+    /// Kind, as an index into [`TracedMoment::handles`].
     pub kind: usize,
     /// Growth of the handle count per request.
     pub per_request: f64,
@@ -42,24 +42,24 @@ pub struct Follows {
 
 /// Attribution of one memory's growth in a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Attribution {
+pub struct GrowthAttribution {
     /// Measured bytes per request.
     pub measured: f64,
     /// Bytes per request in counted allocations.
     pub counted: f64,
     /// Handles that explain the rest; `None` if little is left or no handles grow with it.
-    pub follows: Option<Follows>,
+    pub follows: Option<CorrelatedHandles>,
     /// Handles that grow with the requests, and with which the whole memory rises reading by reading.
-    pub along: Option<Follows>,
+    pub along: Option<CorrelatedHandles>,
     /// Counted allocations grow with every request to the end, make up the growth, and the memory rises
     /// with them.
     #[serde(default)]
     pub retained: bool,
 }
 
-impl Attribution {
+impl GrowthAttribution {
     /// Attributes the growth in a leg's readings; `None` with too few.
-    pub fn of(readings: &[Trace]) -> Option<Self> {
+    pub fn of(readings: &[TracedMoment]) -> Option<Self> {
         let numbers = numbers();
         #[expect(
             clippy::cast_precision_loss,
@@ -82,7 +82,7 @@ impl Attribution {
                 let correlation = correlation(&handles, bytes);
                 let bytes_each = bytes_slope / per_request;
                 let fits = per_request >= numbers.least_handles && correlation >= least;
-                fits.then_some(Follows { kind, per_request, bytes_each, correlation })
+                fits.then_some(CorrelatedHandles { kind, per_request, bytes_each, correlation })
             };
             let both = (0..2).filter_map(along);
             both.reduce(|one, other| if other.correlation > one.correlation { other } else { one })
@@ -101,9 +101,9 @@ impl Attribution {
 
     /// Turns a suspected leak into a certain one if handles or allocations grow with every request and the
     /// memory rises with them. The detector itself sees only bytes.
-    pub fn confirm_verdict(&self, verdict: Verdict) -> Verdict {
+    pub fn confirm_verdict(&self, verdict: GrowthVerdict) -> GrowthVerdict {
         let proven = self.along.is_some() || self.retained;
-        if verdict == Verdict::Suspected && proven { Verdict::Leaking } else { verdict }
+        if verdict == GrowthVerdict::Suspected && proven { GrowthVerdict::Leaking } else { verdict }
     }
 
     /// Returns the part of the growth that counted allocations explain, 0 to 1; 1 without growth.
@@ -171,9 +171,9 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Creates a leg in which each request adds these amounts to measured bytes, counted bytes and handles.
-    fn leg(measured: u64, counted: u64, handles: [f64; 2]) -> Vec<Trace> {
+    fn leg(measured: u64, counted: u64, handles: [f64; 2]) -> Vec<TracedMoment> {
         (0..30_u64)
-            .map(|requests| Trace {
+            .map(|requests| TracedMoment {
                 requests,
                 measured: 100 * MIB + requests * measured,
                 counted: (50 * MIB + requests * counted).cast_signed(),
@@ -184,14 +184,14 @@ mod tests {
 
     #[test]
     fn growth_that_is_asked_for_is_explained() {
-        let found = Attribution::of(&leg(4 * MIB, 4 * MIB - 1000, [3.0, 0.0])).unwrap();
+        let found = GrowthAttribution::of(&leg(4 * MIB, 4 * MIB - 1000, [3.0, 0.0])).unwrap();
         assert!(found.is_explained() && found.follows.is_none());
         assert!((found.explained() - 1.0).abs() < 0.01);
     }
 
     #[test]
     fn growth_that_nobody_asks_for_follows_the_handles_that_become_more() {
-        let found = Attribution::of(&leg(900_000, 0, [3.0, 0.0])).unwrap();
+        let found = GrowthAttribution::of(&leg(900_000, 0, [3.0, 0.0])).unwrap();
         let follows = found.follows.unwrap();
         assert!(!found.is_explained() && follows.kind == 0);
         assert!((follows.bytes_each - 300_000.0).abs() < 1.0 && follows.correlation > 0.999);
@@ -199,47 +199,60 @@ mod tests {
 
     #[test]
     fn handles_that_become_more_with_every_request_settle_what_bytes_leave_in_doubt() {
-        let found = Attribution::of(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
+        let found = GrowthAttribution::of(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
         assert!(found.is_explained() && found.along.is_some_and(|along| along.kind == 0));
-        assert_eq!(found.confirm_verdict(Verdict::Suspected), Verdict::Leaking);
+        assert_eq!(found.confirm_verdict(GrowthVerdict::Suspected), GrowthVerdict::Leaking);
         // Declared caches and constant memories stay unchanged.
-        for verdict in [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Leaking] {
+        for verdict in
+            [GrowthVerdict::Warming, GrowthVerdict::Steady, GrowthVerdict::Bounded, GrowthVerdict::Leaking]
+        {
             assert_eq!(found.confirm_verdict(verdict), verdict);
         }
         // Allocations kept by each request are equal evidence, if they make up the growth and continue to
         // the end.
-        let kept = Attribution::of(&leg(900_000, 890_000, [0.0; 2])).unwrap();
-        assert!(kept.retained && kept.confirm_verdict(Verdict::Suspected) == Verdict::Leaking, "{kept:?}");
+        let kept = GrowthAttribution::of(&leg(900_000, 890_000, [0.0; 2])).unwrap();
+        assert!(
+            kept.retained && kept.confirm_verdict(GrowthVerdict::Suspected) == GrowthVerdict::Leaking,
+            "{kept:?}"
+        );
         let mut fills = leg(900_000, 890_000, [0.0; 2]);
         for reading in &mut fills[20..] {
             reading.counted = 50 * MIB.cast_signed() + 20 * 890_000;
         }
-        let part = Attribution::of(&leg(900_000, 500_000, [0.0; 2])).unwrap();
-        for found in [Attribution::of(&fills).unwrap(), part] {
-            assert_eq!(found.confirm_verdict(Verdict::Suspected), Verdict::Suspected, "{found:?}");
+        let part = GrowthAttribution::of(&leg(900_000, 500_000, [0.0; 2])).unwrap();
+        for found in [GrowthAttribution::of(&fills).unwrap(), part] {
+            assert_eq!(
+                found.confirm_verdict(GrowthVerdict::Suspected),
+                GrowthVerdict::Suspected,
+                "{found:?}"
+            );
         }
         // Constant handles, or memory that does not follow them, are no evidence.
-        let still = Attribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();
+        let still = GrowthAttribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();
         let mut apart = leg(0, 0, [3.0, 0.0]);
         for reading in &mut apart {
             reading.measured += (reading.requests * 7919 % 13) * MIB;
         }
-        let apart = Attribution::of(&apart).unwrap();
+        let apart = GrowthAttribution::of(&apart).unwrap();
         for found in [still, apart] {
-            assert_eq!(found.confirm_verdict(Verdict::Suspected), Verdict::Suspected, "{found:?}");
+            assert_eq!(
+                found.confirm_verdict(GrowthVerdict::Suspected),
+                GrowthVerdict::Suspected,
+                "{found:?}"
+            );
         }
     }
 
     #[test]
     fn handles_that_stay_the_same_explain_nothing() {
-        let found = Attribution::of(&leg(900_000, 0, [0.0, 0.0])).unwrap();
+        let found = GrowthAttribution::of(&leg(900_000, 0, [0.0, 0.0])).unwrap();
         assert!(!found.is_explained() && found.follows.is_none());
     }
 
     #[test]
     fn what_does_not_grow_needs_no_explanation_and_a_few_readings_give_none() {
-        assert!(Attribution::of(&leg(0, 0, [3.0, 0.0])).unwrap().is_explained());
-        assert_eq!(Attribution::of(&leg(MIB, 0, [3.0, 0.0])[..4]), None);
+        assert!(GrowthAttribution::of(&leg(0, 0, [3.0, 0.0])).unwrap().is_explained());
+        assert_eq!(GrowthAttribution::of(&leg(MIB, 0, [3.0, 0.0])[..4]), None);
     }
 
     #[test]
@@ -248,6 +261,6 @@ mod tests {
         for reading in &mut readings[..9] {
             reading.measured -= (9 - reading.requests) * 10 * MIB;
         }
-        assert!(Attribution::of(&readings).unwrap().measured.abs() < 1.0);
+        assert!(GrowthAttribution::of(&readings).unwrap().measured.abs() < 1.0);
     }
 }

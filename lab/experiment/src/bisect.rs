@@ -25,29 +25,29 @@
 //! [`CurePlanner::observe`].
 
 use super::sequential::CurePolicy;
-use super::trial::{Leg, Trial};
-use super::{Ended, Finding};
+use super::trial::{SwitchTrial, TrialLeg};
+use super::{LegEnd, LegFinding};
 
 mod baseline;
 mod conclusion;
 mod search;
 mod sets;
 
-pub use self::conclusion::{Conclusion, Outcome};
-pub use super::trial::{Arm, Beside, Cost, Track, TrialReport};
+pub use self::conclusion::{CureConclusion, CureOutcome};
+pub use super::trial::{ComparedFigure, SwitchCost, SwitchSet, TrialReport, WorkloadMemory};
 
 /// Next step of a bisection.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum CureStep {
     /// Run a fresh process with these switches through all the work, and report the findings.
-    Run(Arm),
+    Run(SwitchSet),
     /// The bisection is over.
-    Done(Conclusion),
+    Done(CureConclusion),
 }
 
 /// Phase of a bisection.
 #[derive(Clone, Debug, PartialEq)]
-enum Phase {
+enum CurePhase {
     Baseline,
     Alone,
     Together,
@@ -55,7 +55,7 @@ enum Phase {
     Sets(usize, Vec<Vec<usize>>),
     /// A set that works, and the switches still to remove, the next ones last.
     Reduce(Vec<usize>, Vec<Vec<usize>>),
-    Over(Outcome),
+    Over(CureOutcome),
 }
 
 /// State machine of the bisection.
@@ -64,16 +64,16 @@ pub struct CurePlanner {
     policy: CurePolicy,
     switches: usize,
     clashes: Vec<[usize; 2]>,
-    phase: Phase,
-    baseline: Vec<Leg>,
+    phase: CurePhase,
+    baseline: Vec<TrialLeg>,
     /// Consecutive failed baseline legs.
     failed: u32,
     /// Legs with switches since the last baseline leg.
     since: u32,
-    leaking: Vec<Track>,
+    leaking: Vec<WorkloadMemory>,
     /// Memories that some switch can stop; all leaking ones until that is known.
-    targets: Vec<Track>,
-    trials: Vec<Trial>,
+    targets: Vec<WorkloadMemory>,
+    trials: Vec<SwitchTrial>,
     sets: u32,
     cure: Vec<usize>,
     legs: usize,
@@ -87,7 +87,7 @@ impl CurePlanner {
             policy: policy.clone(),
             switches,
             clashes,
-            phase: Phase::Baseline,
+            phase: CurePhase::Baseline,
             baseline: Vec::new(),
             failed: 0,
             since: 0,
@@ -105,36 +105,36 @@ impl CurePlanner {
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
     )]
-    pub fn next(&mut self) -> Step {
+    pub fn next(&mut self) -> CureStep {
         loop {
-            if let Phase::Over(outcome) = &self.phase {
-                return Step::Done(self.conclude(outcome.clone()));
+            if let CurePhase::Over(outcome) = &self.phase {
+                return CureStep::Done(self.conclude(outcome.clone()));
             }
             if self.wants_baseline() {
-                return Step::Run(Arm::default());
+                return CureStep::Run(SwitchSet::default());
             }
             if let Some(open) = self.trials.last().filter(|trial| !trial.closed) {
-                return Step::Run(open.arm.clone());
+                return CureStep::Run(open.arm.clone());
             }
             self.advance();
         }
     }
 
     /// Adds the findings of a fresh process with these switches, one per workload.
-    pub fn observe(&mut self, arm: &Arm, findings: &[Finding]) {
+    pub fn observe(&mut self, arm: &SwitchSet, findings: &[LegFinding]) {
         let ended = findings.iter().find_map(|finding| match &finding.ended {
-            Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
+            LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } => Some(why.clone()),
             _ => None,
         });
-        self.take(arm, ended.map_or_else(|| Ok(Leg::of(findings)), Err));
+        self.take(arm, ended.map_or_else(|| Ok(TrialLeg::of(findings)), Err));
     }
 
     /// Records that there is no process with these switches, and the reason.
-    pub fn observe_failure(&mut self, arm: &Arm, why: String) {
+    pub fn observe_failure(&mut self, arm: &SwitchSet, why: String) {
         self.take(arm, Err(why));
     }
 
-    fn take(&mut self, arm: &Arm, leg: Result<Leg, String>) {
+    fn take(&mut self, arm: &SwitchSet, leg: Result<TrialLeg, String>) {
         self.legs += 1;
         if arm.is_baseline() {
             match leg {
@@ -143,7 +143,7 @@ impl CurePlanner {
                     self.baseline.push(leg);
                 }
                 Err(why) if self.failed + 1 >= self.policy.baseline_failures => {
-                    self.phase = Phase::Over(Outcome::BaselineFailed { why });
+                    self.phase = CurePhase::Over(CureOutcome::BaselineFailed { why });
                     return;
                 }
                 Err(_) => self.failed += 1,
@@ -166,10 +166,10 @@ impl CurePlanner {
     }
 
     /// Returns the conclusion so far.
-    pub fn interrupt(&self) -> Conclusion {
+    pub fn interrupt(&self) -> CureConclusion {
         match &self.phase {
-            Phase::Over(outcome) => self.conclude(outcome.clone()),
-            _ => self.conclude(Outcome::Interrupted),
+            CurePhase::Over(outcome) => self.conclude(outcome.clone()),
+            _ => self.conclude(CureOutcome::Interrupted),
         }
     }
 
@@ -177,10 +177,10 @@ impl CurePlanner {
     pub fn progress(&self) -> (usize, usize) {
         let done = self.trials.iter().filter(|trial| trial.closed).count();
         let open = match &self.phase {
-            Phase::Baseline | Phase::Alone => self.switches,
-            Phase::Together => self.switches + 1,
-            Phase::Sets(_, queue) | Phase::Reduce(_, queue) => done + queue.len() + 1,
-            Phase::Over(_) => done,
+            CurePhase::Baseline | CurePhase::Alone => self.switches,
+            CurePhase::Together => self.switches + 1,
+            CurePhase::Sets(_, queue) | CurePhase::Reduce(_, queue) => done + queue.len() + 1,
+            CurePhase::Over(_) => done,
         };
         (done, open.max(done))
     }
@@ -188,21 +188,21 @@ impl CurePlanner {
     fn wants_baseline(&self) -> bool {
         match self.baseline.len() {
             0 => return true,
-            1 if self.phase == Phase::Baseline && self.unclear() => return true,
+            1 if self.phase == CurePhase::Baseline && self.unclear() => return true,
             // Before the first switch: nothing can be judged before the scatter between processes is known.
-            few if self.phase != Phase::Baseline && few < self.policy.baseline_least => return true,
+            few if self.phase != CurePhase::Baseline && few < self.policy.baseline_least => return true,
             _ => {}
         }
         match self.trials.last() {
             // Each inconclusive leg with a switch is followed by a baseline leg.
             Some(open) if !open.closed => !open.legs.is_empty() && self.since > 0,
-            _ => self.phase != Phase::Baseline && self.since >= self.policy.baseline_every,
+            _ => self.phase != CurePhase::Baseline && self.since >= self.policy.baseline_every,
         }
     }
 
     /// Judges the open trial by all legs so far.
     fn look(&mut self) {
-        let informs = matches!(self.phase, Phase::Alone | Phase::Together);
+        let informs = matches!(self.phase, CurePhase::Alone | CurePhase::Together);
         let Some(trial) = self.trials.last_mut() else { return };
         trial.judge(&self.policy, &self.baseline, &self.leaking);
         trial.close(&self.policy, &self.targets, informs);
@@ -210,7 +210,7 @@ impl CurePlanner {
 
     fn begin(&mut self, mut switches: Vec<usize>) {
         switches.sort_unstable();
-        self.trials.push(Trial::new(Arm { switches }));
+        self.trials.push(SwitchTrial::new(SwitchSet { switches }));
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::sequential::Does;
-use crate::{GrowthEnd, SeriesFinding, Speed, Workload};
-use warden_policies::growth::{IntervalEstimate, Verdict};
-use warden_policies::sample::{GpuIndex, MemoryKind, Work};
+use crate::sequential::SwitchEffect;
+use crate::{GrowthEnd, LegSpeed, SeriesFinding, Workload};
+use warden_policies::growth::{GrowthVerdict, IntervalEstimate};
+use warden_policies::sample::{GpuIndex, MemoryKind, WorkDone};
 
 const MIB: f64 = 1024.0 * 1024.0;
 const SERIES: [MemoryKind; 3] =
@@ -36,7 +36,7 @@ struct Server {
 }
 
 impl Server {
-    fn finding(&self, arm: &Arm) -> Finding {
+    fn finding(&self, arm: &SwitchSet) -> LegFinding {
         let on = |one: &usize| arm.switches.contains(one);
         let mut series: Vec<SeriesFinding> = Vec::new();
         for (index, name) in SERIES.iter().enumerate() {
@@ -53,9 +53,9 @@ impl Server {
         }
         let slower: f64 = self.speed.iter().filter(|(one, _)| on(one)).map(|(_, share)| *share).product();
         let ended = if self.crash.iter().any(on) {
-            Ended::Crashed { why: "exit status 1".into() }
+            LegEnd::Crashed { why: "exit status 1".into() }
         } else {
-            Ended::Complete
+            LegEnd::Complete
         };
         finding(series, 100.0 * slower, ended)
     }
@@ -86,7 +86,7 @@ fn found(series: MemoryKind, rate: f64) -> SeriesFinding {
     let interval = IntervalEstimate { value: rate, low: rate * 0.98 - 100.0, high: rate * 1.02 + 100.0 };
     SeriesFinding {
         series,
-        verdict: if rate > 0.0 { Verdict::Leaking } else { Verdict::Steady },
+        verdict: if rate > 0.0 { GrowthVerdict::Leaking } else { GrowthVerdict::Steady },
         per_request: Some(interval),
         pooled_per_request: None,
         per_prompt_token: None,
@@ -102,15 +102,15 @@ fn found(series: MemoryKind, rate: f64) -> SeriesFinding {
     }
 }
 
-fn finding(series: Vec<SeriesFinding>, rate: f64, ended: Ended) -> Finding {
-    Finding {
+fn finding(series: Vec<SeriesFinding>, rate: f64, ended: LegEnd) -> LegFinding {
+    LegFinding {
         workload: Workload::SameImage,
         steps: 100,
         enough: 64,
         requests: 100,
-        work: Work::default(),
+        work: WorkDone::default(),
         series,
-        speed: Speed {
+        speed: LegSpeed {
             tokens_per_second: Some(rate),
             first_token: Some(Duration::from_millis(50)),
             requests: 100,
@@ -126,14 +126,14 @@ fn numbers() -> CurePolicy {
 }
 
 /// Returns the conclusion, and the sets in running order.
-fn cure(server: &Server, policy: &CurePolicy) -> (Conclusion, Vec<Arm>) {
+fn cure(server: &Server, policy: &CurePolicy) -> (CureConclusion, Vec<SwitchSet>) {
     let mut planner = CurePlanner::new(policy, server.switches, server.clashes.clone());
     let mut arms = Vec::new();
     loop {
         match planner.next() {
-            Step::Done(conclusion) => return (conclusion, arms),
-            Step::Run(arm) => {
-                assert_eq!(planner.next(), Step::Run(arm.clone()), "asking twice changes nothing");
+            CureStep::Done(conclusion) => return (conclusion, arms),
+            CureStep::Run(arm) => {
+                assert_eq!(planner.next(), CureStep::Run(arm.clone()), "asking twice changes nothing");
                 for pair in &server.clashes {
                     assert!(!pair.iter().all(|one| arm.switches.contains(one)), "{arm:?} with {pair:?}");
                 }
@@ -152,7 +152,7 @@ fn leak(series: usize, cured_by: &[usize]) -> OneLeak {
 #[test]
 fn a_server_without_a_leak_has_nothing_to_cure() {
     let (conclusion, arms) = cure(&Server { switches: 3, ..Server::default() }, &numbers());
-    assert_eq!((conclusion.outcome, arms.len()), (Outcome::NothingToCure, 1));
+    assert_eq!((conclusion.outcome, arms.len()), (CureOutcome::NothingToCure, 1));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn the_switch_that_cures_is_named_and_no_other() {
     for curing in 0..5 {
         let leaks = vec![leak(0, &[curing]), leak(1, &[curing])];
         let (conclusion, _) = cure(&Server { switches: 5, leaks, ..Server::default() }, &numbers());
-        assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::Cured, vec![curing]));
+        assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::Cured, vec![curing]));
         assert_eq!(conclusion.stopped.len(), 2);
     }
 }
@@ -183,14 +183,14 @@ fn two_leaks_in_one_memory_need_both_switches_and_useless_ones_are_left_out() {
         OneLeak { series: 0, bytes: 1.5 * MIB, cured_by: vec![4] },
     ];
     let (conclusion, _) = cure(&Server { switches: 6, leaks, ..Server::default() }, &numbers());
-    assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::Cured, vec![1, 4]));
+    assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::Cured, vec![1, 4]));
 }
 
 #[test]
 fn each_memory_may_have_its_own_cure() {
     let leaks = vec![leak(0, &[2]), leak(1, &[0])];
     let (conclusion, _) = cure(&Server { switches: 3, leaks, ..Server::default() }, &numbers());
-    assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::Cured, vec![0, 2]));
+    assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::Cured, vec![0, 2]));
     let of = |series: MemoryKind| {
         conclusion.by_track.iter().find(|(track, _)| track.series == series).map(|(_, set)| set.clone())
     };
@@ -201,20 +201,20 @@ fn each_memory_may_have_its_own_cure() {
 fn what_nothing_stops_is_left_and_told() {
     let leaks = vec![leak(0, &[1]), leak(1, &[])];
     let (conclusion, _) = cure(&Server { switches: 3, leaks, ..Server::default() }, &numbers());
-    assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::PartlyCured, vec![1]));
+    assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::PartlyCured, vec![1]));
     assert_eq!(conclusion.stopped.iter().map(|track| track.series).collect::<Vec<_>>(), [MemoryKind::Host]);
     let (conclusion, _) =
         cure(&Server { switches: 3, leaks: vec![leak(0, &[])], ..Server::default() }, &numbers());
-    assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::NotCured, vec![]));
+    assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::NotCured, vec![]));
     let (conclusion, _) = cure(&Server { leaks: vec![leak(0, &[])], ..Server::default() }, &numbers());
-    assert_eq!(conclusion.outcome, Outcome::NotCured, "no switches at all");
+    assert_eq!(conclusion.outcome, CureOutcome::NotCured, "no switches at all");
 }
 
 #[test]
 fn switches_that_help_only_together_are_found_and_nothing_can_be_spared_of_them() {
     let server = Server { switches: 6, only_together: vec![1, 3, 4], ..Server::default() };
     let (conclusion, _) = cure(&server, &numbers());
-    assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::Cured, vec![1, 3, 4]));
+    assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::Cured, vec![1, 3, 4]));
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn a_switch_with_which_the_server_does_not_start_is_told_and_never_used_again() 
     let leaks = vec![leak(0, &[1]), leak(1, &[2])];
     let server = Server { switches: 3, leaks, crash: vec![0], ..Server::default() };
     let (conclusion, arms) = cure(&server, &numbers());
-    assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::Cured, vec![1, 2]));
+    assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::Cured, vec![1, 2]));
     assert_eq!(arms.iter().filter(|arm| arm.switches.contains(&0)).count(), 1);
     assert_eq!(conclusion.trials[0].crashed.as_deref(), Some("exit status 1"));
 }
@@ -249,61 +249,72 @@ fn a_switch_with_which_the_server_does_not_start_is_told_and_never_used_again() 
 fn a_server_that_fails_by_itself_ends_the_experiment() {
     let policy = numbers();
     let mut planner = CurePlanner::new(&policy, 2, Vec::new());
-    let crash = finding(Vec::new(), 1.0, Ended::Crashed { why: "no model".into() });
+    let crash = finding(Vec::new(), 1.0, LegEnd::Crashed { why: "no model".into() });
     for _ in 0..policy.baseline_failures {
-        assert_eq!(planner.next(), Step::Run(Arm::default()));
-        planner.observe(&Arm::default(), std::slice::from_ref(&crash));
+        assert_eq!(planner.next(), CureStep::Run(SwitchSet::default()));
+        planner.observe(&SwitchSet::default(), std::slice::from_ref(&crash));
     }
-    let Step::Done(conclusion) = planner.next() else { panic!("it goes on") };
-    assert_eq!(conclusion.outcome, Outcome::BaselineFailed { why: "no model".into() });
+    let CureStep::Done(conclusion) = planner.next() else { panic!("it goes on") };
+    assert_eq!(conclusion.outcome, CureOutcome::BaselineFailed { why: "no model".into() });
 }
 
 #[test]
 fn a_suspicion_is_looked_at_twice() {
     let policy = numbers();
     let suspected = |rate: f64| {
-        let series = SeriesFinding { verdict: Verdict::Suspected, ..found(MemoryKind::Host, rate) };
-        finding(vec![series], 100.0, Ended::Complete)
+        let series = SeriesFinding { verdict: GrowthVerdict::Suspected, ..found(MemoryKind::Host, rate) };
+        finding(vec![series], 100.0, LegEnd::Complete)
     };
     let mut planner = CurePlanner::new(&policy, 1, Vec::new());
-    planner.observe(&Arm::default(), &[suspected(MIB)]);
-    assert_eq!(planner.next(), Step::Run(Arm::default()));
+    planner.observe(&SwitchSet::default(), &[suspected(MIB)]);
+    assert_eq!(planner.next(), CureStep::Run(SwitchSet::default()));
     let mut again = planner.clone();
-    planner.observe(&Arm::default(), &[suspected(MIB)]);
+    planner.observe(&SwitchSet::default(), &[suspected(MIB)]);
     assert_eq!(
         planner.next(),
-        Step::Run(Arm::default()),
+        CureStep::Run(SwitchSet::default()),
         "twice is a leak, and how much processes differ is not known yet"
     );
-    planner.observe(&Arm::default(), &[suspected(MIB)]);
-    assert_eq!(planner.next(), Step::Run(Arm { switches: vec![0] }));
-    again.observe(&Arm::default(), &[finding(vec![found(MemoryKind::Host, 0.0)], 100.0, Ended::Complete)]);
-    assert!(matches!(again.next(), Step::Done(conclusion) if conclusion.outcome == Outcome::NothingToCure));
+    planner.observe(&SwitchSet::default(), &[suspected(MIB)]);
+    assert_eq!(planner.next(), CureStep::Run(SwitchSet { switches: vec![0] }));
+    again.observe(
+        &SwitchSet::default(),
+        &[finding(vec![found(MemoryKind::Host, 0.0)], 100.0, LegEnd::Complete)],
+    );
+    assert!(
+        matches!(again.next(), CureStep::Done(conclusion) if conclusion.outcome == CureOutcome::NothingToCure)
+    );
 }
 
 /// Creates a leg with these verdicts.
-fn leg(verdicts: &[(MemoryKind, Verdict)]) -> Finding {
-    let one = |(series, verdict): &(MemoryKind, Verdict)| {
-        let rate = if *verdict >= Verdict::Suspected { MIB } else { 0.0 };
+fn leg(verdicts: &[(MemoryKind, GrowthVerdict)]) -> LegFinding {
+    let one = |(series, verdict): &(MemoryKind, GrowthVerdict)| {
+        let rate = if *verdict >= GrowthVerdict::Suspected { MIB } else { 0.0 };
         SeriesFinding { verdict: *verdict, ..found(*series, rate) }
     };
-    finding(verdicts.iter().map(one).collect(), 100.0, Ended::Complete)
+    finding(verdicts.iter().map(one).collect(), 100.0, LegEnd::Complete)
 }
 
 #[test]
 fn a_suspicion_beside_a_clear_leak_is_looked_at_twice_and_has_to_be_cured_too() {
     let [host, vram] = [SERIES[0], SERIES[1]];
     let mut planner = CurePlanner::new(&numbers(), 2, Vec::new());
-    let both = leg(&[(host, Verdict::Leaking), (vram, Verdict::Suspected)]);
-    planner.observe(&Arm::default(), std::slice::from_ref(&both));
-    assert_eq!(planner.next(), Step::Run(Arm::default()));
+    let both = leg(&[(host, GrowthVerdict::Leaking), (vram, GrowthVerdict::Suspected)]);
+    planner.observe(&SwitchSet::default(), std::slice::from_ref(&both));
+    assert_eq!(planner.next(), CureStep::Run(SwitchSet::default()));
     let mut again = planner.clone();
-    planner.observe(&Arm::default(), &[both]);
-    again.observe(&Arm::default(), &[leg(&[(host, Verdict::Leaking), (vram, Verdict::Steady)])]);
+    planner.observe(&SwitchSet::default(), &[both]);
+    again.observe(
+        &SwitchSet::default(),
+        &[leg(&[(host, GrowthVerdict::Leaking), (vram, GrowthVerdict::Steady)])],
+    );
     for (mut planner, leaks) in [(planner, vec![host, vram]), (again, vec![host])] {
-        assert_eq!(planner.next(), Step::Run(Arm::default()));
-        planner.observe(&Arm::default(), &[leg(&[(host, Verdict::Leaking), (vram, Verdict::Steady)])]);
-        assert_eq!(planner.next(), Step::Run(Arm { switches: vec![0] }));
+        assert_eq!(planner.next(), CureStep::Run(SwitchSet::default()));
+        planner.observe(
+            &SwitchSet::default(),
+            &[leg(&[(host, GrowthVerdict::Leaking), (vram, GrowthVerdict::Steady)])],
+        );
+        assert_eq!(planner.next(), CureStep::Run(SwitchSet { switches: vec![0] }));
         let leaking: Vec<MemoryKind> = planner.interrupt().leaking.iter().map(|track| track.series).collect();
         assert_eq!(leaking, leaks);
     }
@@ -312,24 +323,24 @@ fn a_suspicion_beside_a_clear_leak_is_looked_at_twice_and_has_to_be_cured_too() 
 #[test]
 fn too_few_readings_are_no_proof_that_nothing_leaks() {
     let mut planner = CurePlanner::new(&numbers(), 1, Vec::new());
-    while let Step::Run(arm) = planner.next() {
-        planner.observe(&arm, &[leg(&[(MemoryKind::Host, Verdict::Warming)])]);
+    while let CureStep::Run(arm) = planner.next() {
+        planner.observe(&arm, &[leg(&[(MemoryKind::Host, GrowthVerdict::Warming)])]);
     }
     let outcome = planner.interrupt().outcome;
-    assert!(matches!(&outcome, Outcome::NotKnown { why } if why.contains("too few")), "{outcome:?}");
+    assert!(matches!(&outcome, CureOutcome::NotKnown { why } if why.contains("too few")), "{outcome:?}");
 }
 
 #[test]
 fn what_the_detector_still_calls_a_leak_is_not_stopped() {
     let policy = numbers();
     let mut planner = CurePlanner::new(&policy, 1, Vec::new());
-    while let Step::Run(arm) = planner.next() {
+    while let CureStep::Run(arm) = planner.next() {
         let rate = if arm.is_baseline() { 10.0 * MIB } else { 0.5 * MIB };
-        planner.observe(&arm, &[finding(vec![found(MemoryKind::Host, rate)], 100.0, Ended::Complete)]);
+        planner.observe(&arm, &[finding(vec![found(MemoryKind::Host, rate)], 100.0, LegEnd::Complete)]);
     }
     let conclusion = planner.interrupt();
-    assert_eq!((conclusion.outcome, conclusion.cure), (Outcome::NotCured, vec![]));
-    assert_eq!(conclusion.trials[0].tracks[0].1.does, Does::Halves);
+    assert_eq!((conclusion.outcome, conclusion.cure), (CureOutcome::NotCured, vec![]));
+    assert_eq!(conclusion.trials[0].tracks[0].1.does, SwitchEffect::Halves);
 }
 
 #[test]
@@ -337,13 +348,13 @@ fn an_interruption_tells_what_is_known() {
     let server = Server { switches: 3, leaks: vec![leak(0, &[2])], ..Server::default() };
     let mut planner = CurePlanner::new(&numbers(), 3, Vec::new());
     for _ in 0..5 {
-        let Step::Run(arm) = planner.next() else { panic!("it ended") };
+        let CureStep::Run(arm) = planner.next() else { panic!("it ended") };
         planner.observe(&arm, &[server.finding(&arm)]);
     }
     let conclusion = planner.interrupt();
-    assert_eq!((conclusion.outcome, conclusion.legs), (Outcome::Interrupted, 5));
+    assert_eq!((conclusion.outcome, conclusion.legs), (CureOutcome::Interrupted, 5));
     assert_eq!(conclusion.trials.len(), 2);
-    assert_eq!(conclusion.trials[0].tracks[0].1.does, Does::Nothing);
+    assert_eq!(conclusion.trials[0].tracks[0].1.does, SwitchEffect::Nothing);
 }
 
 #[test]
@@ -352,9 +363,9 @@ fn what_is_known_to_be_no_cure_takes_no_more_processes_however_close_to_a_limit_
     let sized = |bytes: f64, cured_by: &[usize]| OneLeak { series: 1, bytes, cured_by: cured_by.to_vec() };
     let leaks = vec![sized(5_391_621.0, &[0, 2]), sized(4_913_028.0, &[1, 4]), sized(4_554_770.0, &[3])];
     let (conclusion, arms) = cure(&Server { switches: 5, leaks, ..Server::default() }, &numbers());
-    assert_eq!((conclusion.outcome, conclusion.cure.len()), (Outcome::Cured, 3));
+    assert_eq!((conclusion.outcome, conclusion.cure.len()), (CureOutcome::Cured, 3));
     for trial in &conclusion.trials {
-        assert!(trial.legs <= 2 && trial.tracks[0].1.does != Does::Undecided, "{trial:?}");
+        assert!(trial.legs <= 2 && trial.tracks[0].1.does != SwitchEffect::Undecided, "{trial:?}");
     }
     assert!(arms.len() < 80, "{} processes", arms.len());
 }
@@ -387,7 +398,7 @@ proptest! {
         prop_assert_eq!(conclusion.cure.len(), least, "{:?}", conclusion.cure);
         prop_assert!(arms.len() <= 8 * ((1 << server.switches) + 4), "{} processes", arms.len());
         let all = conclusion.leaking.len() == targets.len();
-        prop_assert_eq!(conclusion.outcome == Outcome::Cured, all && !targets.is_empty());
+        prop_assert_eq!(conclusion.outcome == CureOutcome::Cured, all && !targets.is_empty());
     }
 
     #[test]
@@ -403,17 +414,17 @@ proptest! {
         let (conclusion, arms) = cure(&server, &policy);
         let trials = 2 * server.switches + policy.sets_most as usize + 3;
         prop_assert!(arms.len() <= 4 * trials, "{} processes for {} switches", arms.len(), server.switches);
-        let set = Arm { switches: conclusion.cure.clone() };
+        let set = SwitchSet { switches: conclusion.cure.clone() };
         let seen = server.finding(&set);
         for track in &conclusion.stopped {
-            prop_assert_eq!(seen.of(track.series).unwrap().verdict, Verdict::Steady);
+            prop_assert_eq!(seen.of(track.series).unwrap().verdict, GrowthVerdict::Steady);
         }
         prop_assert!(conclusion.cure.iter().all(|one| !server.crash.contains(one)));
         // No switch of the cure can be removed.
         for spared in &conclusion.cure {
             let less: Vec<usize> = conclusion.cure.iter().copied().filter(|one| one != spared).collect();
-            let rest = server.finding(&Arm { switches: less });
-            let stops = |track: &Track| rest.of(track.series).unwrap().verdict == Verdict::Steady;
+            let rest = server.finding(&SwitchSet { switches: less });
+            let stops = |track: &WorkloadMemory| rest.of(track.series).unwrap().verdict == GrowthVerdict::Steady;
             prop_assert!(!conclusion.stopped.iter().all(stops), "{} can be spared", spared);
         }
     }

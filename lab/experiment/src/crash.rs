@@ -19,7 +19,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::sequential::Does;
+use super::sequential::SwitchEffect;
 use warden_policies::units::exact;
 
 /// Largest number of repetitions: ten full workloads take as long as one search for a cure.
@@ -30,7 +30,7 @@ pub type CrashPolicy = warden_policies::defaults::Crash;
 
 /// Result of one fresh process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Run {
+pub struct CrashRun {
     /// Request at which it died, or the number of answered requests.
     pub requests: u64,
     /// The process died.
@@ -40,7 +40,7 @@ pub struct Run {
 /// Recurrence of a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Again {
+pub enum CrashRecurrence {
     /// More processes are needed.
     #[default]
     Undecided,
@@ -54,7 +54,7 @@ pub enum Again {
 
 /// A server that ended on its own under a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Crash {
+pub struct WorkloadCrash {
     /// Request at which it died, from 1.
     pub at_request: u64,
     /// Exit status or signal, in words.
@@ -62,21 +62,21 @@ pub struct Crash {
     /// Last lines of its output, oldest first.
     pub lines: Vec<String>,
     /// Repetitions in fresh processes, in order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<CrashRun>,
     /// Recurrence according to `runs`.
-    pub again: Again,
+    pub again: CrashRecurrence,
 }
 
-impl Crash {
+impl WorkloadCrash {
     /// Returns the first crash and all repetitions.
-    pub fn all(&self) -> Vec<Run> {
-        let first = Run { requests: self.at_request, died: true };
+    pub fn all(&self) -> Vec<CrashRun> {
+        let first = CrashRun { requests: self.at_request, died: true };
         std::iter::once(first).chain(self.runs.iter().copied()).collect()
     }
 }
 
 /// Judges repetitions. The first crash does not count, because it caused the test.
-pub fn again(policy: &CrashPolicy, runs: &[Run]) -> Again {
+pub fn again(policy: &CrashPolicy, runs: &[CrashRun]) -> CrashRecurrence {
     let died = runs.iter().filter(|run| run.died).count();
     let (always, seldom) = (policy.always, policy.seldom);
     let odds = size(died) * (always / seldom).ln()
@@ -85,26 +85,30 @@ pub fn again(policy: &CrashPolicy, runs: &[Run]) -> Again {
     let low = (policy.false_seldom / (1.0 - policy.false_always)).ln();
     let over = runs.len() >= REPETITION_LIMIT;
     match died {
-        _ if odds >= high => Again::Always,
-        0 if odds <= low || over => Again::NotAgain,
-        _ if odds <= low || over => Again::Sometimes,
-        _ => Again::Undecided,
+        _ if odds >= high => CrashRecurrence::Always,
+        0 if odds <= low || over => CrashRecurrence::NotAgain,
+        _ if odds <= low || over => CrashRecurrence::Sometimes,
+        _ => CrashRecurrence::Undecided,
     }
 }
 
 /// Judges a switch by processes without and with it.
-pub fn judge(policy: &CrashPolicy, without: &[Run], with: &[Run]) -> Does {
+pub fn judge(policy: &CrashPolicy, without: &[CrashRun], with: &[CrashRun]) -> SwitchEffect {
     if with.iter().any(|run| run.died) {
-        return Does::Nothing;
+        return SwitchEffect::Nothing;
     }
     // Two courses end here, with and without survivors among the processes without the switch; each gets
     // half of the error rate.
-    if doubt(without, with) <= policy.false_cure / 2.0 { Does::Stops } else { Does::Undecided }
+    if doubt(without, with) <= policy.false_cure / 2.0 {
+        SwitchEffect::Stops
+    } else {
+        SwitchEffect::Undecided
+    }
 }
 
 /// Returns the greatest probability of at least as many deaths without a switch, and none with it, if it
 /// has no effect.
-pub fn doubt(without: &[Run], with: &[Run]) -> f64 {
+pub fn doubt(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     let died = without.iter().filter(|run| run.died).count();
     if died == 0 || with.is_empty() {
         return 1.0;
@@ -115,7 +119,7 @@ pub fn doubt(without: &[Run], with: &[Run]) -> f64 {
             binomial_tail(died, without.len(), chance) * (1.0 - chance).powf(size(with.len()))
         })
         .fold(0.0, f64::max);
-    let requests = |runs: &[Run]| exact(runs.iter().map(|run| run.requests).sum());
+    let requests = |runs: &[CrashRun]| exact(runs.iter().map(|run| run.requests).sum());
     let (base, new) = (requests(without), requests(with));
     let per_request = if base + new > 0.0 { (base / (base + new)).powf(size(died)) } else { 1.0 };
     per_process.max(per_request)

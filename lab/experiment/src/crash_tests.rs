@@ -6,18 +6,18 @@ fn policy() -> CrashPolicy {
     warden_policies::defaults().diagnose.crash.clone()
 }
 
-const fn died(requests: u64) -> Run {
-    Run { requests, died: true }
+const fn died(requests: u64) -> CrashRun {
+    CrashRun { requests, died: true }
 }
 
-const fn survived(requests: u64) -> Run {
-    Run { requests, died: false }
+const fn survived(requests: u64) -> CrashRun {
+    CrashRun { requests, died: false }
 }
 
 /// Adds up the probability of each verdict for a crash with this death probability, over all courses.
-fn course(policy: &CrashPolicy, chance: f64, runs: &mut Vec<Run>, weight: f64, found: &mut [f64; 3]) {
+fn course(policy: &CrashPolicy, chance: f64, runs: &mut Vec<CrashRun>, weight: f64, found: &mut [f64; 3]) {
     let place = match again(policy, runs) {
-        Again::Undecided => {
+        CrashRecurrence::Undecided => {
             for (run, share) in [(died(20), chance), (survived(100), 1.0 - chance)] {
                 runs.push(run);
                 course(policy, chance, runs, weight * share, found);
@@ -25,9 +25,9 @@ fn course(policy: &CrashPolicy, chance: f64, runs: &mut Vec<Run>, weight: f64, f
             }
             return;
         }
-        Again::Always => 0,
-        Again::Sometimes => 1,
-        Again::NotAgain => 2,
+        CrashRecurrence::Always => 0,
+        CrashRecurrence::Sometimes => 1,
+        CrashRecurrence::NotAgain => 2,
     };
     found[place] += weight;
 }
@@ -51,17 +51,17 @@ fn what_comes_half_of_the_time_is_hardly_ever_called_certain_and_what_is_certain
             assert!(found[2] <= policy.false_seldom, "{chance}: {found:?}");
         }
     }
-    assert_eq!(again(&policy, &[]), Again::Undecided);
+    assert_eq!(again(&policy, &[]), CrashRecurrence::Undecided);
 }
 
 /// Returns the probability that a switch without effect is called a cure: first repetitions until judged,
 /// then alternating processes with and without it.
 fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
-    fn repeat(policy: &CrashPolicy, chance: f64, runs: &mut Vec<Run>, weight: f64) -> f64 {
+    fn repeat(policy: &CrashPolicy, chance: f64, runs: &mut Vec<CrashRun>, weight: f64) -> f64 {
         if weight < 1e-8 {
             return 0.0;
         }
-        if again(policy, runs) != Again::Undecided {
+        if again(policy, runs) != CrashRecurrence::Undecided {
             return turns(policy, chance, runs, &mut Vec::new(), weight);
         }
         let mut all = 0.0;
@@ -75,8 +75,8 @@ fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
     fn turns(
         policy: &CrashPolicy,
         chance: f64,
-        without: &mut Vec<Run>,
-        with: &mut Vec<Run>,
+        without: &mut Vec<CrashRun>,
+        with: &mut Vec<CrashRun>,
         weight: f64,
     ) -> f64 {
         if weight < 1e-8 || with.len() >= policy.runs_most {
@@ -86,12 +86,12 @@ fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
         let weight = weight * (1.0 - chance);
         with.push(survived(180));
         let mut all = 0.0;
-        if judge(policy, without, with) == Does::Stops {
+        if judge(policy, without, with) == SwitchEffect::Stops {
             all += weight;
         } else {
             for (run, share) in [(died(30), chance), (survived(180), 1.0 - chance)] {
                 without.push(run);
-                if judge(policy, without, with) == Does::Stops {
+                if judge(policy, without, with) == SwitchEffect::Stops {
                     all += weight * share;
                 } else {
                     all += turns(policy, chance, without, with, weight * share);
@@ -120,19 +120,19 @@ fn a_cure_of_a_certain_crash_is_found_after_a_few_processes() {
     let mut without = vec![died(22); 5];
     let mut with = Vec::new();
     let mut legs = 0;
-    while judge(&policy, &without, &with) == Does::Undecided {
+    while judge(&policy, &without, &with) == SwitchEffect::Undecided {
         with.push(survived(184));
         without.push(died(22));
         legs += 1;
         assert!(legs <= 3, "{}", doubt(&without, &with));
     }
-    assert_eq!(judge(&policy, &without, &[survived(184), died(3)]), Does::Nothing);
+    assert_eq!(judge(&policy, &without, &[survived(184), died(3)]), SwitchEffect::Nothing);
 }
 
 #[test]
 fn who_survived_fewer_requests_than_it_takes_to_die_has_shown_nothing() {
     let policy = policy();
-    assert_eq!(judge(&policy, &[died(100); 8], &[survived(10); 4]), Does::Undecided);
-    assert_eq!(judge(&policy, &[died(100); 8], &[survived(300); 4]), Does::Stops);
+    assert_eq!(judge(&policy, &[died(100); 8], &[survived(10); 4]), SwitchEffect::Undecided);
+    assert_eq!(judge(&policy, &[died(100); 8], &[survived(300); 4]), SwitchEffect::Stops);
     assert!((doubt(&[survived(9)], &[survived(9)]) - 1.0).abs() < 1e-9, "nothing died");
 }

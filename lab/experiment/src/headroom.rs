@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 mod beyond;
 
 use self::beyond::{beyond, hoarded};
-use warden_policies::admission::Price;
+use warden_policies::admission::PromptPrice;
 use warden_policies::defaults;
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::{ByteSize, exact, whole};
@@ -30,7 +30,7 @@ const MIN_UBATCH: u64 = 32;
 
 /// Peak of one memory with prompts of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Peak {
+pub struct PromptPeak {
     /// Tokens of each prompt.
     pub tokens: u64,
     /// Number of concurrent prompts.
@@ -41,7 +41,7 @@ pub struct Peak {
 
 /// Server settings during the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Setup {
+pub struct ServerSetup {
     /// `-c`: tokens of context of all slots together.
     pub context: u64,
     /// Number of slots.
@@ -56,7 +56,7 @@ pub struct Setup {
     pub ubatch: u64,
 }
 
-impl Setup {
+impl ServerSetup {
     /// Returns the tokens per prompt when all slots are full at the same time.
     pub fn full_slot(&self) -> u64 {
         (self.context / u64::from(self.slots.max(1))).min(self.slot_context)
@@ -78,7 +78,7 @@ impl Setup {
 
 /// Memory needed by prompts, as a function of their length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Curve {
+pub struct PromptCurve {
     /// Memory that the curve describes.
     pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
@@ -92,11 +92,11 @@ pub struct Curve {
     beyond: (f64, f64),
 }
 
-impl Curve {
+impl PromptCurve {
     /// Builds the curve from peaks; `None` without a peak of a single prompt.
-    pub fn of(series: MemoryKind, idle: u64, peaks: &[Peak], setup: &Setup) -> Option<Self> {
+    pub fn of(series: MemoryKind, idle: u64, peaks: &[PromptPeak], setup: &ServerSetup) -> Option<Self> {
         let mut points: Vec<(u64, f64)> = Vec::new();
-        let mut alone: Vec<&Peak> = peaks.iter().filter(|peak| peak.together <= 1).collect();
+        let mut alone: Vec<&PromptPeak> = peaks.iter().filter(|peak| peak.together <= 1).collect();
         alone.sort_by_key(|peak| peak.tokens);
         for peak in alone {
             // Memory is kept, so a longer prompt never needs less.
@@ -141,12 +141,12 @@ impl Curve {
     /// Returns the highest cost per token beyond the largest prompt so far, for admission: the steepest
     /// stretch over at least a quarter of the length. The first micro-batch is left out, because the first
     /// requests of every process pay it.
-    pub fn price(&self) -> Price {
+    pub fn price(&self) -> PromptPrice {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let above: Vec<(u64, f64)> =
             self.points.iter().copied().filter(|(tokens, _)| *tokens > self.ubatch).collect();
         let steepest = slopes(&above, longest / 4).into_iter().fold(0.0, f64::max);
-        Price {
+        PromptPrice {
             series: self.series,
             bytes_per_token: steepest.max(self.end_slope()),
             evidence: self.points.len(),
@@ -191,22 +191,22 @@ impl Curve {
     }
 
     /// Returns the worst case in bytes: the longest prompt alone, or all slots full.
-    pub fn worst(&self, setup: &Setup) -> u64 {
+    pub fn worst(&self, setup: &ServerSetup) -> u64 {
         self.at(setup.slot_context, 1).max(self.at(setup.full_slot(), setup.slots))
     }
 
     /// Returns the worst case with another `-c`.
-    fn worst_with(&self, setup: &Setup, context: u64) -> u64 {
+    fn worst_with(&self, setup: &ServerSetup, context: u64) -> u64 {
         let slot_context = setup.slot_context_with(context);
         let sequence_context =
             setup.sequence_context.map(|sequence| scaled(sequence, context, setup.context.max(1)));
-        self.worst(&Setup { context, slot_context, sequence_context, ..*setup })
+        self.worst(&ServerSetup { context, slot_context, sequence_context, ..*setup })
     }
 }
 
 /// Verdict on the worst case of one memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct HeadroomVerdict {
     /// Memory that the verdict is about.
     pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
@@ -226,7 +226,7 @@ pub struct Verdict {
     #[serde(default)]
     pub context_token: Option<f64>,
     /// Bytes per prompt token.
-    pub price: Price,
+    pub price: PromptPrice,
     /// Extra bytes, once, of the second micro-batch of a prompt.
     pub step: Option<u64>,
 }
@@ -239,14 +239,14 @@ fn numbers() -> &'static defaults::Headroom {
 /// Compares the worst case with the limit. `smaller` is the curve measured with smaller micro-batches, and
 /// their size. `context_token` is the measured bytes per token of context before any prompt.
 pub fn judge(
-    curve: &Curve,
-    setup: &Setup,
+    curve: &PromptCurve,
+    setup: &ServerSetup,
     limit: Option<u64>,
-    smaller: Option<(&Curve, u64)>,
+    smaller: Option<(&PromptCurve, u64)>,
     context_token: Option<f64>,
-) -> Verdict {
+) -> HeadroomVerdict {
     let worst = curve.worst(setup);
-    let mut verdict = Verdict {
+    let mut verdict = HeadroomVerdict {
         series: curve.series,
         idle: curve.idle,
         worst,
@@ -288,7 +288,7 @@ pub fn judge(
     verdict
 }
 
-impl Verdict {
+impl HeadroomVerdict {
     /// Returns the missing bytes; 0 if it fits or no limit is known.
     pub fn short(&self) -> u64 {
         self.limit.map_or(0, |limit| self.worst.saturating_sub(limit))

@@ -6,13 +6,13 @@ use warden_policies::sample::GpuIndex;
 const MIB: u64 = 1 << 20;
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
-fn setup(context: u64, slots: u32) -> Setup {
+fn setup(context: u64, slots: u32) -> ServerSetup {
     let slot_context = context / u64::from(slots);
-    Setup { context, slots, slot_context, sequence_context: Some(slot_context), ubatch: 512 }
+    ServerSetup { context, slots, slot_context, sequence_context: Some(slot_context), ubatch: 512 }
 }
 
-fn alone(lengths: &[u64], bytes: impl Fn(u64) -> u64) -> Vec<Peak> {
-    lengths.iter().map(|tokens| Peak { tokens: *tokens, together: 1, bytes: bytes(*tokens) }).collect()
+fn alone(lengths: &[u64], bytes: impl Fn(u64) -> u64) -> Vec<PromptPeak> {
+    lengths.iter().map(|tokens| PromptPeak { tokens: *tokens, together: 1, bytes: bytes(*tokens) }).collect()
 }
 
 /// A pool that keeps every outgrown buffer and makes each new one a twentieth larger than needed.
@@ -32,7 +32,7 @@ fn hoard(tokens: u64, ubatch: u64, per_token: u64) -> u64 {
 fn a_server_whose_buffers_grow_by_the_token_has_that_price() {
     let setup = setup(16_384, 1);
     let peaks = alone(&[256, 1024, 2048, 4096, 8192], |tokens| 3000 * MIB + tokens * 8192);
-    let curve = Curve::of(VRAM, 3000 * MIB, &peaks, &setup).unwrap();
+    let curve = PromptCurve::of(VRAM, 3000 * MIB, &peaks, &setup).unwrap();
     assert!((curve.price().bytes_per_token - 8192.0).abs() < 1e-6);
     assert!((curve.end_slope() - 8192.0).abs() < 1e-6);
     assert_eq!(curve.at(16_384, 1), 3000 * MIB + 16_384 * 8192, "beyond what was measured");
@@ -47,7 +47,7 @@ fn the_second_micro_batch_is_a_step_and_no_price() {
     let step = |tokens: u64| if tokens > 512 { 200 * MIB } else { 0 };
     let peaks =
         alone(&[128, 512, 1024, 2048, 4096, 8192], |tokens| 1000 * MIB + tokens * 1000 + step(tokens));
-    let curve = Curve::of(MemoryKind::Host, 1000 * MIB, &peaks, &setup).unwrap();
+    let curve = PromptCurve::of(MemoryKind::Host, 1000 * MIB, &peaks, &setup).unwrap();
     assert!((curve.price().bytes_per_token - 1000.0).abs() < 1e-6, "{:?}", curve.price());
     let found = curve.step().unwrap();
     assert!(found.abs_diff(200 * MIB) < MIB, "{found}");
@@ -58,14 +58,14 @@ fn the_peak_of_a_hoarding_pool_is_predicted_within_five_percent_from_half_of_its
     let lengths = &numbers().lengths;
     for context in [16_384_u64, 57_344, 60_000, 131_072] {
         for (per_token, ubatch, idle) in [(1_500, 512, 3395 * MIB), (4_096, 512, 0), (700, 1024, 100 * MIB)] {
-            let setup = Setup { ubatch, ..setup(context, 1) };
+            let setup = ServerSetup { ubatch, ..setup(context, 1) };
             let tokens = |share: &f64| warden_policies::units::scale(context, *share);
             let all: Vec<u64> = lengths.iter().map(tokens).collect();
             // A driver counts in pieces of 2 MiB, and the cache grows by single tokens.
             let real = |tokens: u64| {
                 idle + tokens * 100 + hoard(tokens, ubatch, per_token).next_multiple_of(2 * MIB)
             };
-            let whole = Curve::of(VRAM, idle, &alone(&all, real), &setup).unwrap();
+            let whole = PromptCurve::of(VRAM, idle, &alone(&all, real), &setup).unwrap();
             let half = whole.truncated_at(context / 2).unwrap();
             let (predicted, came) = (half.at(context, 1), whole.at(context, 1));
             assert_eq!(came, real(context));
@@ -83,9 +83,11 @@ fn a_line_with_noise_is_not_taken_for_a_hoarding_pool() {
         let lengths: Vec<u64> = (1..=8).map(|part| 57_344 / 16 * part).collect();
         let mut noise: Vec<u64> = (0..9).map(|_| random.below(4 * MIB)).collect();
         let peaks = alone(&lengths, |tokens| 1000 * MIB + tokens * 8192);
-        let peaks: Vec<Peak> =
-            peaks.into_iter().map(|peak| Peak { bytes: peak.bytes + noise.pop().unwrap(), ..peak }).collect();
-        let curve = Curve::of(VRAM, 1000 * MIB, &peaks, &setup).unwrap();
+        let peaks: Vec<PromptPeak> = peaks
+            .into_iter()
+            .map(|peak| PromptPeak { bytes: peak.bytes + noise.pop().unwrap(), ..peak })
+            .collect();
+        let curve = PromptCurve::of(VRAM, 1000 * MIB, &peaks, &setup).unwrap();
         let (predicted, real) = (curve.at(57_344, 1), 1000 * MIB + 57_344 * 8192);
         assert!(predicted.abs_diff(real) * 20 < real, "{predicted} instead of {real}");
     }
@@ -95,19 +97,19 @@ fn a_line_with_noise_is_not_taken_for_a_hoarding_pool() {
 fn further_slots_cost_what_they_were_measured_to() {
     let setup = setup(8192, 4);
     let mut peaks = alone(&[256, 512, 1024, 2048], |tokens| 500 * MIB + tokens * 4096);
-    peaks.push(Peak { tokens: 2048, together: 4, bytes: 500 * MIB + 2048 * 4096 + 3 * 10 * MIB });
-    let curve = Curve::of(VRAM, 500 * MIB, &peaks, &setup).unwrap();
+    peaks.push(PromptPeak { tokens: 2048, together: 4, bytes: 500 * MIB + 2048 * 4096 + 3 * 10 * MIB });
+    let curve = PromptCurve::of(VRAM, 500 * MIB, &peaks, &setup).unwrap();
     assert_eq!(curve.worst(&setup), 500 * MIB + 2048 * 4096 + 30 * MIB);
     assert_eq!(curve.at(1024, 4), 500 * MIB + 1024 * 4096 + 15 * MIB);
 }
 
 #[test]
 fn what_does_not_fit_is_told_with_what_would() {
-    let setup = Setup { ubatch: 512, ..setup(57_344, 1) };
+    let setup = ServerSetup { ubatch: 512, ..setup(57_344, 1) };
     let bytes = |ubatch: u64| move |tokens: u64| 4000 * MIB + tokens * 64 * 1024 + ubatch * 8 * MIB;
     let lengths = [8192, 16_384, 28_672, 40_960, 57_344];
-    let curve = Curve::of(VRAM, 4000 * MIB, &alone(&lengths, bytes(512)), &setup).unwrap();
-    let half = Curve::of(VRAM, 4000 * MIB, &alone(&lengths, bytes(256)), &setup).unwrap();
+    let curve = PromptCurve::of(VRAM, 4000 * MIB, &alone(&lengths, bytes(512)), &setup).unwrap();
+    let half = PromptCurve::of(VRAM, 4000 * MIB, &alone(&lengths, bytes(256)), &setup).unwrap();
     let worst = curve.worst(&setup);
     let limit = worst - 500 * MIB;
     let verdict = judge(&curve, &setup, Some(limit), Some((&half, 256)), None);
@@ -124,7 +126,7 @@ fn what_does_not_fit_is_told_with_what_would() {
     assert_eq!(fits.fits(), Some(true));
     let unknown = judge(&curve, &setup, None, None, None);
     assert_eq!(unknown.fits(), None);
-    let said = [&verdict, &tight, &never, &fits, &unknown].map(Verdict::sentence);
+    let said = [&verdict, &tight, &never, &fits, &unknown].map(HeadroomVerdict::sentence);
     insta::assert_snapshot!(said.join("\n"));
 }
 
@@ -136,8 +138,8 @@ fn a_suggestion_always_fits_and_the_next_larger_one_does_not() {
         let setup = setup(context, 1 + u32::try_from(random.below(4)).unwrap());
         let (idle, per_token) = (random.below(8000) * MIB, 100 + random.below(200_000));
         let lengths: Vec<u64> = (1..=8).map(|part| setup.slot_context * part / 8).collect();
-        let curve =
-            Curve::of(VRAM, idle, &alone(&lengths, |tokens| idle + tokens * per_token), &setup).unwrap();
+        let curve = PromptCurve::of(VRAM, idle, &alone(&lengths, |tokens| idle + tokens * per_token), &setup)
+            .unwrap();
         let worst = curve.worst(&setup);
         let limit = random.below(worst + worst / 8 + 1);
         let verdict = judge(&curve, &setup, Some(limit), None, None);
@@ -165,7 +167,7 @@ fn a_smaller_context_also_frees_its_kv_cache_where_that_was_measured() {
     let setup = setup(8192, 1);
     let idle = 1152 * MIB;
     let peaks = alone(&[512, 2048, 4096, 8192], |tokens| idle + tokens * 65_536);
-    let curve = Curve::of(VRAM, idle, &peaks, &setup).unwrap();
+    let curve = PromptCurve::of(VRAM, idle, &peaks, &setup).unwrap();
     // Even the idle server does not fit, so the prompts' cost alone shows that no context would do.
     let limit = Some(1044 * MIB);
     let blind = judge(&curve, &setup, limit, None, None);
@@ -174,25 +176,25 @@ fn a_smaller_context_also_frees_its_kv_cache_where_that_was_measured() {
     let seen = judge(&curve, &setup, limit, None, Some(131_072.0));
     assert_eq!(seen.smaller_context, Some(4096));
     let hopeless = judge(&curve, &setup, Some(100 * MIB), None, Some(131_072.0));
-    insta::assert_snapshot!([&blind, &seen, &hopeless].map(Verdict::sentence).join("\n"));
+    insta::assert_snapshot!([&blind, &seen, &hopeless].map(HeadroomVerdict::sentence).join("\n"));
 }
 
 #[test]
 fn a_slot_that_the_model_limits_stays_as_long_as_a_smaller_context_lets_it() {
     // Trained on 32,768 tokens: half the context changes nothing for the longest prompt.
-    let capped = Setup {
+    let capped = ServerSetup {
         context: 131_072,
         slots: 1,
         slot_context: 32_768,
         sequence_context: Some(131_072),
         ubatch: 512,
     };
-    let of = |setup: &Setup| [65_536, 32_768, 16_384].map(|context| setup.slot_context_with(context));
+    let of = |setup: &ServerSetup| [65_536, 32_768, 16_384].map(|context| setup.slot_context_with(context));
     assert_eq!(of(&capped), [32_768, 32_768, 16_384]);
-    assert_eq!(of(&Setup { sequence_context: None, ..capped }), [32_768, 32_768, 16_384]);
-    let shared = Setup { slots: 4, sequence_context: Some(32_768), ..capped };
+    assert_eq!(of(&ServerSetup { sequence_context: None, ..capped }), [32_768, 32_768, 16_384]);
+    let shared = ServerSetup { slots: 4, sequence_context: Some(32_768), ..capped };
     assert_eq!(of(&shared), [16_384, 8_192, 4_096]);
-    let curve = Curve::of(VRAM, 0, &alone(&[1024, 8192, 32_768], |tokens| tokens * 33 * 1024), &capped);
+    let curve = PromptCurve::of(VRAM, 0, &alone(&[1024, 8192, 32_768], |tokens| tokens * 33 * 1024), &capped);
     let verdict = judge(&curve.unwrap(), &capped, Some(32_000 * 33 * 1024), None, None);
     assert!(verdict.smaller_context.is_some_and(|context| context < 32_768), "{verdict:?}");
 }

@@ -1,12 +1,15 @@
 //! Judges one leg: turns readings into a finding, and decides if more readings would help.
 
 use crate::{
-    Attribution, Ended, Finding, Follows, GrowthEnd, Reading, SeriesFinding, Speed, Trace, Workload,
+    CorrelatedHandles, GrowthAttribution, GrowthEnd, LegEnd, LegFinding, LegReading, LegSpeed, SeriesFinding,
+    TracedMoment, Workload,
 };
 use warden_policies::defaults::Diagnose;
 use warden_policies::growth::stats::median;
-use warden_policies::growth::{Growth, GrowthPolicy, IntervalEstimate, Level, Monitor, Verdict, slope};
-use warden_policies::sample::{MemoryKind, Sample, Work};
+use warden_policies::growth::{
+    GrowthMonitor, GrowthPolicy, GrowthVerdict, IntervalEstimate, MemoryLevel, SeriesGrowth, slope,
+};
+use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
 use warden_policies::units::{exact, scale};
 
 /// 8 MiB of host memory and 3 MiB of VRAM: a heap moves less in a minute of even work.
@@ -22,7 +25,7 @@ const DOUBT_SHARE: f64 = 0.5;
 
 /// Decision after a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum LegDecision {
     /// More readings may help.
     GoOn,
     /// More readings would change nothing.
@@ -31,13 +34,13 @@ pub enum Next {
 
 /// Judge of one leg.
 #[derive(Clone, Debug)]
-pub struct Judge {
+pub struct LegJudge {
     workload: Workload,
     policy: GrowthPolicy,
     numbers: Diagnose,
     steps: u64,
-    monitor: Monitor,
-    readings: Vec<Reading>,
+    monitor: GrowthMonitor,
+    readings: Vec<LegReading>,
 }
 
 /// Returns the growth in bytes per request that counts as none.
@@ -48,14 +51,14 @@ fn still_bytes(series: MemoryKind) -> u64 {
     }
 }
 
-impl Judge {
+impl LegJudge {
     /// Creates a judge for a leg of at most `steps` readings. `policy` is the detector's; changes for
     /// experiments are applied here.
     pub fn new(workload: Workload, steps: u64, policy: &GrowthPolicy, numbers: &Diagnose) -> Self {
         let policy = GrowthPolicy { allowance_slack: numbers.allowance_slack, ..policy.clone() };
         Self {
             workload,
-            monitor: Monitor::new(&policy),
+            monitor: GrowthMonitor::new(&policy),
             policy,
             numbers: numbers.clone(),
             steps,
@@ -64,12 +67,12 @@ impl Judge {
     }
 
     /// Returns all readings so far.
-    pub fn readings(&self) -> &[Reading] {
+    pub fn readings(&self) -> &[LegReading] {
         &self.readings
     }
 
     /// Returns the detector's present state, by memory.
-    pub fn growth(&self) -> &[Growth] {
+    pub fn growth(&self) -> &[SeriesGrowth] {
         self.monitor.growth()
     }
 
@@ -78,11 +81,11 @@ impl Judge {
     pub fn most(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let suspected = self.growth().iter().any(|growth| match growth.verdict {
-            Verdict::Suspected => true,
+            GrowthVerdict::Suspected => true,
             // Computed only at the regular end of the leg.
-            Verdict::Steady if taken >= self.steps => {
+            GrowthVerdict::Steady if taken >= self.steps => {
                 let levels = levels(growth.series, &self.readings, true);
-                self.doubted(growth, &levels) == Verdict::Suspected
+                self.doubted(growth, &levels) == GrowthVerdict::Suspected
             }
             _ => false,
         });
@@ -92,30 +95,30 @@ impl Judge {
     /// Adds a reading. `allowed` is the host memory that the server is configured to cache and that is not
     /// measured. `graphs` is the number of captured graphs by its memory report; `None` if unknown or
     /// limited.
-    pub fn observe(&mut self, sample: Sample, allowed: u64, graphs: Option<u64>) -> Next {
+    pub fn observe(&mut self, sample: BackendSample, allowed: u64, graphs: Option<u64>) -> LegDecision {
         self.monitor.allow(MemoryKind::Host, allowed);
         self.monitor.observe(&sample);
-        self.readings.push(Reading { sample, allowed, graphs });
+        self.readings.push(LegReading { sample, allowed, graphs });
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         // A full look costs some milliseconds.
         let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
         if look && self.monitor.growth().iter().all(|growth| self.decided(growth)) {
-            Next::Decided
+            LegDecision::Decided
         } else {
-            Next::GoOn
+            LegDecision::GoOn
         }
     }
 
-    fn decided(&self, growth: &Growth) -> bool {
+    fn decided(&self, growth: &SeriesGrowth) -> bool {
         // Excludes measured pools, because their growth is known.
         let levels = levels(growth.series, &self.readings, false);
         let slope = slope(after_start(&levels), &self.policy);
         match growth.verdict {
-            Verdict::Warming | Verdict::Suspected => false,
-            Verdict::Leaking => slope
+            GrowthVerdict::Warming | GrowthVerdict::Suspected => false,
+            GrowthVerdict::Leaking => slope
                 .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
             // Even the upper end of the interval could not become a leak in the rest of the leg.
-            Verdict::Steady | Verdict::Bounded => slope.is_some_and(|slope| {
+            GrowthVerdict::Steady | GrowthVerdict::Bounded => slope.is_some_and(|slope| {
                 let whole = slope.high * exact(self.steps) * requests_per_step(&levels);
                 whole < exact(self.effect(&levels, growth.series)) * self.policy.settle_share
             }),
@@ -123,7 +126,7 @@ impl Judge {
     }
 
     /// Returns the smallest rise that counts, in bytes.
-    fn effect(&self, levels: &[Level], series: MemoryKind) -> u64 {
+    fn effect(&self, levels: &[MemoryLevel], series: MemoryKind) -> u64 {
         match series {
             MemoryKind::Host => {
                 let first = levels.first().map_or(0, |level| level.bytes);
@@ -134,9 +137,9 @@ impl Judge {
     }
 
     /// Returns the finding of the leg.
-    pub fn finding(&self, speed: Speed, ended: Ended) -> Finding {
-        let work = self.readings.last().map_or_else(Work::default, |reading| reading.sample.work);
-        Finding {
+    pub fn finding(&self, speed: LegSpeed, ended: LegEnd) -> LegFinding {
+        let work = self.readings.last().map_or_else(WorkDone::default, |reading| reading.sample.work);
+        LegFinding {
             workload: self.workload,
             steps: u64::try_from(self.readings.len()).unwrap_or(u64::MAX),
             enough: self.enough(),
@@ -158,13 +161,13 @@ impl Judge {
         if taken < least { least } else { taken.saturating_mul(2) }
     }
 
-    fn series(&self, growth: &Growth) -> SeriesFinding {
+    fn series(&self, growth: &SeriesGrowth) -> SeriesFinding {
         let levels = levels(growth.series, &self.readings, true);
         let judged = after_start(&levels);
         let per_request = slope(judged, &self.policy);
         let work = match (judged.first(), judged.last()) {
             (Some(first), Some(last)) => last.work - first.work,
-            _ => Work::default(),
+            _ => WorkDone::default(),
         };
         let (verdict, graphs) = self.apply_graphs(growth.series, self.doubted(growth, &levels));
         let per = |units: u64| {
@@ -193,47 +196,51 @@ impl Judge {
 
     /// Applies the memory report's graph counts to a verdict. Graphs that grow with every request, together
     /// with the memory, confirm a suspected leak.
-    fn apply_graphs(&self, series: MemoryKind, verdict: Verdict) -> (Verdict, Option<Follows>) {
-        let trace = |reading: &Reading| {
+    fn apply_graphs(
+        &self,
+        series: MemoryKind,
+        verdict: GrowthVerdict,
+    ) -> (GrowthVerdict, Option<CorrelatedHandles>) {
+        let trace = |reading: &LegReading| {
             let sample = &reading.sample;
             // Measured pools do not belong to graphs.
             let measured = sample.charged(series)?.saturating_sub(sample.pooled(series).unwrap_or(0));
             let handles = [exact(reading.graphs?), 0.0];
-            Some(Trace { requests: sample.work.requests, measured, counted: 0, handles })
+            Some(TracedMoment { requests: sample.work.requests, measured, counted: 0, handles })
         };
-        let traces: Option<Vec<Trace>> = self.readings.iter().map(trace).collect();
-        let Some(found) = traces.as_deref().and_then(Attribution::of) else { return (verdict, None) };
+        let traces: Option<Vec<TracedMoment>> = self.readings.iter().map(trace).collect();
+        let Some(found) = traces.as_deref().and_then(GrowthAttribution::of) else { return (verdict, None) };
         let verdict = found.confirm_verdict(verdict);
         (verdict, found.along.filter(|_| verdict.grows()))
     }
 
     /// Returns the verdict; the detector ignores measured pools, while here growth into them counts as
     /// bounded.
-    fn verdict(&self, growth: &Growth, levels: &[Level]) -> Verdict {
+    fn verdict(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
         let pools = pools(growth.series, &self.readings);
         let bytes = || pools.iter().map(|level| level.bytes);
         let rose = bytes().max().unwrap_or(0) - bytes().min().unwrap_or(0);
         let much = rose >= scale(self.effect(levels, growth.series), self.policy.settle_share);
         let slope = slope(after_start(&pools), &self.policy);
         let fills = much || slope.is_some_and(|slope| slope.value > exact(still_bytes(growth.series)));
-        if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
+        if fills && growth.verdict == GrowthVerdict::Steady { GrowthVerdict::Bounded } else { growth.verdict }
     }
 
     /// Returns the verdict, but never `Steady` for a memory that rises to the end of the leg. The rise is
     /// too small for the detector, which has to hold for years, and may be a leak.
-    fn doubted(&self, growth: &Growth, levels: &[Level]) -> Verdict {
+    fn doubted(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
         let verdict = self.verdict(growth, levels);
         let per_request = slope(after_start(levels), &self.policy);
         let settles = self.settles(levels, growth.series, verdict, per_request);
         let rises = settles == GrowthEnd::No && per_request.is_some_and(|slope| slope.low > 0.0);
-        if verdict == Verdict::Steady && rises { Verdict::Suspected } else { verdict }
+        if verdict == GrowthVerdict::Steady && rises { GrowthVerdict::Suspected } else { verdict }
     }
 
     fn settles(
         &self,
-        levels: &[Level],
+        levels: &[MemoryLevel],
         series: MemoryKind,
-        verdict: Verdict,
+        verdict: GrowthVerdict,
         whole: Option<IntervalEstimate>,
     ) -> GrowthEnd {
         let third = levels.len() / 3;
@@ -245,7 +252,8 @@ impl Judge {
         let rises = slope(end, &self.policy)
             .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(still_bytes(series)));
         if rises || verdict.grows() {
-            let unbounded = matches!(verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
+            let unbounded =
+                matches!(verdict, GrowthVerdict::Steady | GrowthVerdict::Suspected | GrowthVerdict::Leaking);
             return if unbounded { GrowthEnd::No } else { GrowthEnd::Unknown };
         }
         let mut last: Vec<f64> = end.iter().map(|level| exact(level.bytes)).collect();
@@ -262,7 +270,7 @@ impl Judge {
     /// Returns the smallest slope, in bytes per request, that the detector can call a leak after these
     /// readings. A window of floors has to rise by the least effect twice in a row, and all windows
     /// together by somewhat more.
-    fn sees(&self, levels: &[Level], series: MemoryKind) -> f64 {
+    fn sees(&self, levels: &[MemoryLevel], series: MemoryKind) -> f64 {
         let policy = &self.policy;
         let effect = exact(self.effect(levels, series));
         let judged = u64::try_from(levels.len()).unwrap_or(0).saturating_sub(policy.warmup_requests + 1);
@@ -288,32 +296,32 @@ pub fn fewest_readings(policy: &GrowthPolicy, numbers: &Diagnose) -> u64 {
 }
 
 /// Readings of one memory, with or without measured pools.
-pub(super) fn levels(series: MemoryKind, readings: &[Reading], with_pools: bool) -> Vec<Level> {
-    let level = |reading: &Reading| {
+pub(super) fn levels(series: MemoryKind, readings: &[LegReading], with_pools: bool) -> Vec<MemoryLevel> {
+    let level = |reading: &LegReading| {
         let sample = &reading.sample;
         let pool = if with_pools { 0 } else { sample.pooled(series).unwrap_or(0) };
         let bytes = sample.charged(series)?.saturating_sub(pool);
-        Some(Level { at: sample.at, work: sample.work, bytes })
+        Some(MemoryLevel { at: sample.at, work: sample.work, bytes })
     };
     readings.iter().filter_map(level).collect()
 }
 
 /// Readings of the measured pools of one memory.
-fn pools(series: MemoryKind, readings: &[Reading]) -> Vec<Level> {
-    let level = |reading: &Reading| {
+fn pools(series: MemoryKind, readings: &[LegReading]) -> Vec<MemoryLevel> {
+    let level = |reading: &LegReading| {
         let sample = &reading.sample;
-        Some(Level { at: sample.at, work: sample.work, bytes: sample.pooled(series)? })
+        Some(MemoryLevel { at: sample.at, work: sample.work, bytes: sample.pooled(series)? })
     };
     readings.iter().filter_map(level).collect()
 }
 
 /// Drops the start of a leg.
-pub(super) fn after_start(levels: &[Level]) -> &[Level] {
+pub(super) fn after_start(levels: &[MemoryLevel]) -> &[MemoryLevel] {
     &levels[levels.len() / 3..]
 }
 
 /// Requests between two readings.
-fn requests_per_step(levels: &[Level]) -> f64 {
+fn requests_per_step(levels: &[MemoryLevel]) -> f64 {
     let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return 1.0 };
     let steps = u64::try_from(levels.len().saturating_sub(1)).unwrap_or(0);
     if steps == 0 { 1.0 } else { exact(last.work.requests - first.work.requests) / exact(steps) }

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use warden_policies::growth::{GrowthBlame, IntervalEstimate, Verdict};
-use warden_policies::sample::{MemoryKind, Sample, Work};
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, IntervalEstimate};
+use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
 
 mod across;
 mod attribution;
@@ -33,16 +33,16 @@ mod trial;
 mod workload;
 
 pub use across::blame_across;
-pub use attribution::{Attribution, Follows, Trace};
-pub use judge::{Judge, Next, fewest_readings};
-pub use line::Line;
+pub use attribution::{CorrelatedHandles, GrowthAttribution, TracedMoment};
+pub use judge::{LegDecision, LegJudge, fewest_readings};
+pub use line::FittedLine;
 pub use workload::{Workload, WorkloadError};
 
 /// Reading of a leg, taken with nothing in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Reading {
+pub struct LegReading {
     /// Sample with the work done by then.
-    pub sample: Sample,
+    pub sample: BackendSample,
     /// Bytes of host memory that the server is configured to cache and that are not measured, as known then.
     pub allowed: u64,
     /// Captured graphs by the server's memory report; `None` without a report, or if it limits them.
@@ -52,7 +52,7 @@ pub struct Reading {
 
 /// Speed of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Speed {
+pub struct LegSpeed {
     /// Generated tokens per second of one generating slot; `None` if the server does not report it.
     pub tokens_per_second: Option<f64>,
     /// Median time from sending a request to the first token of its answer.
@@ -83,7 +83,7 @@ pub struct SeriesFinding {
     /// Memory in question.
     pub series: MemoryKind,
     /// Verdict of the detector.
-    pub verdict: Verdict,
+    pub verdict: GrowthVerdict,
     /// Bytes per request after the start of the leg, with a 95 % interval; `None` with too few readings.
     pub per_request: Option<IntervalEstimate>,
     /// Bytes per request that went into measured pools, which the server keeps on purpose.
@@ -108,7 +108,7 @@ pub struct SeriesFinding {
     pub sees: f64,
     /// Captured graphs that grow with the requests and with this memory, by the server's memory report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub graphs: Option<Follows>,
+    pub graphs: Option<CorrelatedHandles>,
 }
 
 /// Detection limit in bytes per request above which a leg was too short to detect anything.
@@ -124,7 +124,7 @@ impl SeriesFinding {
 /// End of a leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Ended {
+pub enum LegEnd {
     /// All requests were sent.
     Complete,
     /// The result was clear before the last request.
@@ -157,7 +157,7 @@ pub enum Ended {
 
 /// Finding of a leg: one fresh process under one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Finding {
+pub struct LegFinding {
     /// Workload of the leg.
     pub workload: Workload,
     /// Number of readings, which is the number of steps.
@@ -168,24 +168,24 @@ pub struct Finding {
     /// Answered requests, warm-up included.
     pub requests: u64,
     /// Work done, warm-up included.
-    pub work: Work,
+    pub work: WorkDone,
     /// Finding by memory, host memory first.
     pub series: Vec<SeriesFinding>,
     /// Speed of the leg.
-    pub speed: Speed,
+    pub speed: LegSpeed,
     /// End of the leg.
-    pub ended: Ended,
+    pub ended: LegEnd,
     /// Crash that ended the leg, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub crash: Option<crash::Crash>,
+    pub crash: Option<crash::WorkloadCrash>,
     /// A repetition without the prompt cache, because with the cache the cause of the growth was ambiguous.
     #[serde(default)]
     pub control: bool,
 }
 
-impl Finding {
+impl LegFinding {
     /// Returns the worst verdict of all memories; `None` if no memory could be read.
-    pub fn worst(&self) -> Option<Verdict> {
+    pub fn worst(&self) -> Option<GrowthVerdict> {
         self.series.iter().map(|series| series.verdict).max()
     }
 
@@ -198,7 +198,7 @@ impl Finding {
     pub fn is_ambiguous(&self) -> bool {
         let host = self.of(MemoryKind::Host);
         host.is_some_and(|host| {
-            host.verdict == Verdict::Bounded
+            host.verdict == GrowthVerdict::Bounded
                 && host.pooled_per_request.is_none()
                 && !matches!(host.settles, GrowthEnd::Yes { .. })
         })
@@ -210,17 +210,17 @@ impl Finding {
     }
 
     /// Returns the leg as a crash run; `None` if unknown whether the server survived.
-    pub fn survived(&self) -> Option<crash::Run> {
+    pub fn survived(&self) -> Option<crash::CrashRun> {
         if let Some(crash) = &self.crash {
-            return Some(crash::Run { requests: crash.at_request, died: true });
+            return Some(crash::CrashRun { requests: crash.at_request, died: true });
         }
-        let whole = matches!(self.ended, Ended::Complete | Ended::Early | Ended::OutOfTime);
-        whole.then_some(crash::Run { requests: self.requests, died: false })
+        let whole = matches!(self.ended, LegEnd::Complete | LegEnd::Early | LegEnd::OutOfTime);
+        whole.then_some(crash::CrashRun { requests: self.requests, died: false })
     }
 
     /// Returns true if any memory leaks.
     pub fn leaks(&self) -> bool {
-        self.worst() == Some(Verdict::Leaking)
+        self.worst() == Some(GrowthVerdict::Leaking)
     }
 }
 

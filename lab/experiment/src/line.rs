@@ -1,6 +1,6 @@
 //! The line fitted to a leg's readings, with its range, for plots.
 
-use crate::Reading;
+use crate::LegReading;
 use crate::judge::{after_start, levels};
 use warden_policies::growth::IntervalEstimate;
 use warden_policies::growth::stats::{median, scatter};
@@ -9,7 +9,7 @@ use warden_policies::units::exact;
 
 /// A line over requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Line {
+pub struct FittedLine {
     /// First request of the fit; the start of the leg before it is not judged.
     pub from: f64,
     /// Last request of the fit.
@@ -22,9 +22,13 @@ pub struct Line {
     scatter: f64,
 }
 
-impl Line {
+impl FittedLine {
     /// Fits the line of a finding's growth through its readings; `None` with fewer than two.
-    pub fn through(series: MemoryKind, readings: &[Reading], per_request: IntervalEstimate) -> Option<Self> {
+    pub fn through(
+        series: MemoryKind,
+        readings: &[LegReading],
+        per_request: IntervalEstimate,
+    ) -> Option<Self> {
         let levels = levels(series, readings, true);
         let (xs, ys): (Vec<f64>, Vec<f64>) =
             after_start(&levels).iter().map(|level| (exact(level.work.requests), exact(level.bytes))).unzip();
@@ -54,13 +58,13 @@ impl Line {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use warden_policies::sample::{HostMemory, Sample, SampleEdge, Work};
+    use warden_policies::sample::{BackendSample, HostMemory, SampleEdge, WorkDone};
 
-    fn readings(bytes: impl Fn(u64) -> u64) -> Vec<Reading> {
+    fn readings(bytes: impl Fn(u64) -> u64) -> Vec<LegReading> {
         let reading = |n: u64| {
             let host = HostMemory { anon: bytes(n), ..HostMemory::default() };
-            let work = Work { requests: n, ..Work::default() };
-            let sample = Sample {
+            let work = WorkDone { requests: n, ..WorkDone::default() };
+            let sample = BackendSample {
                 at: Duration::from_secs(n),
                 edge: SampleEdge::Idle,
                 host: Some(host),
@@ -71,7 +75,7 @@ mod tests {
                 largest_prompt: 0,
                 reclaims: 0,
             };
-            Reading { sample, allowed: 0, graphs: None }
+            LegReading { sample, allowed: 0, graphs: None }
         };
         (1..=60).map(reading).collect()
     }
@@ -82,7 +86,7 @@ mod tests {
         let bytes = |n: u64| if n < 20 { 10_000 * n } else { 200_000 + 1000 * n + n * 7919 % 300 };
         let readings = readings(bytes);
         let slope = IntervalEstimate { value: 1000.0, low: 990.0, high: 1010.0 };
-        let line = Line::through(MemoryKind::Host, &readings, slope).unwrap();
+        let line = FittedLine::through(MemoryKind::Host, &readings, slope).unwrap();
         assert!((line.from, line.to) == (21.0, 60.0), "{line:?}");
         let inside = (21..=60_u32).filter(|n| {
             let (at, read) = (line.at(f64::from(*n)), exact(bytes(u64::from(*n))));
@@ -98,8 +102,8 @@ mod tests {
     fn nothing_is_said_of_too_few_readings_or_of_a_memory_that_was_not_read() {
         let slope = IntervalEstimate { value: 1.0, low: 0.0, high: 2.0 };
         let all = readings(|_| 5);
-        assert_eq!(Line::through(MemoryKind::Host, &all[..1], slope), None);
-        assert_eq!(Line::through(MemoryKind::Vram(warden_policies::GpuIndex(0)), &all, slope), None);
-        assert_eq!(Line::through(MemoryKind::Host, &[], slope), None);
+        assert_eq!(FittedLine::through(MemoryKind::Host, &all[..1], slope), None);
+        assert_eq!(FittedLine::through(MemoryKind::Vram(warden_policies::GpuIndex(0)), &all, slope), None);
+        assert_eq!(FittedLine::through(MemoryKind::Host, &[], slope), None);
     }
 }

@@ -36,7 +36,7 @@ const INTERVAL_Z: f64 = 1.96;
 /// Effect of a switch on the growth of one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Does {
+pub enum SwitchEffect {
     /// More legs are needed.
     Undecided,
     /// The growth ends, but for a small rest.
@@ -47,7 +47,7 @@ pub enum Does {
     Nothing,
 }
 
-impl Does {
+impl SwitchEffect {
     /// Returns the word used in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -61,9 +61,9 @@ impl Does {
 
 /// Judgement by the legs so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Judgement {
+pub struct SwitchJudgement {
     /// Effect of the switch.
-    pub does: Does,
+    pub does: SwitchEffect,
     /// Share of the growth that remains with it, 0 to 1 and beyond, with the test's interval. `None` if
     /// either side was not measured, or there may be no growth without the switch.
     pub share: Option<IntervalEstimate>,
@@ -136,11 +136,15 @@ impl ShareDistance {
 }
 
 /// Judges a switch by the growth per request of legs without and with it. Needs two legs without it.
-pub fn judge(policy: &CurePolicy, without: &[IntervalEstimate], with: &[IntervalEstimate]) -> Judgement {
+pub fn judge(
+    policy: &CurePolicy,
+    without: &[IntervalEstimate],
+    with: &[IntervalEstimate],
+) -> SwitchJudgement {
     let base = MeanGrowth::of(without, None, policy);
     let new = MeanGrowth::of(with, base.as_ref(), policy);
-    let mut judgement = Judgement {
-        does: Does::Undecided,
+    let mut judgement = SwitchJudgement {
+        does: SwitchEffect::Undecided,
         share: None,
         without: base.map(|mean| mean.value),
         with: new.map(|mean| mean.value),
@@ -161,21 +165,21 @@ pub fn judge(policy: &CurePolicy, without: &[IntervalEstimate], with: &[Interval
     // Legs with a switch may scatter more than those without, so two are needed close to a limit.
     let own = new.legs > 1;
     judgement.does = if own && below(policy.stops_share) {
-        Does::Stops
+        SwitchEffect::Stops
     } else if above(policy.halves_share) {
-        Does::Nothing
+        SwitchEffect::Nothing
     } else if own && above(policy.stops_share) {
         // Proven to be no cure, which is the question; the exact share is worth no further process.
         partly(ratio, policy)
     } else {
-        Does::Undecided
+        SwitchEffect::Undecided
     };
     judgement
 }
 
 /// Effect of a switch proven not to stop the growth, by the measured remaining share.
-pub(super) fn partly(share: f64, policy: &CurePolicy) -> Does {
-    if share < policy.halves_share { Does::Halves } else { Does::Nothing }
+pub(super) fn partly(share: f64, policy: &CurePolicy) -> SwitchEffect {
+    if share < policy.halves_share { SwitchEffect::Halves } else { SwitchEffect::Nothing }
 }
 
 /// Error rate per look in one trial.

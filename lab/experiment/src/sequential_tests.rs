@@ -1,9 +1,9 @@
 //! Tests switches on simulated servers: actual error rates compared with the declared ones.
 
 use super::*;
-use crate::{Ended, Judge, Next, Speed, Workload};
-use warden_policies::growth::Unit;
-use warden_policies::world::{Leak, Load, MemoryBackground, Noise, SplitMix, World};
+use crate::{LegDecision, LegEnd, LegJudge, LegSpeed, Workload};
+use warden_policies::growth::WorkUnit;
+use warden_policies::world::{MemoryBackground, SimulatedWorld, SplitMix, WorldLeak, WorldLoad, WorldNoise};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -20,71 +20,76 @@ fn tight(value: f64) -> IntervalEstimate {
 fn run(
     without: &mut dyn FnMut() -> IntervalEstimate,
     with: &mut dyn FnMut() -> IntervalEstimate,
-) -> (Does, usize) {
+) -> (SwitchEffect, usize) {
     let policy = policy();
     let (mut base, mut new) = ((0..policy.baseline_least).map(|_| without()).collect::<Vec<_>>(), Vec::new());
     loop {
         new.push(with());
-        let confirmed = |does| does != Does::Stops || new.len() >= policy.legs_least as usize;
+        let confirmed = |does| does != SwitchEffect::Stops || new.len() >= policy.legs_least as usize;
         let does = judge(&policy, &base, &new).does;
-        if does != Does::Undecided && confirmed(does) || new.len() >= policy.legs_most as usize {
+        if does != SwitchEffect::Undecided && confirmed(does) || new.len() >= policy.legs_most as usize {
             return (does, base.len() + new.len());
         }
         base.push(without());
         let does = judge(&policy, &base, &new).does;
-        if does != Does::Undecided && confirmed(does) {
+        if does != SwitchEffect::Undecided && confirmed(does) {
             return (does, base.len() + new.len());
         }
     }
 }
 
 /// Measures a leg on a simulated server like an experiment.
-fn leg(world: &World) -> IntervalEstimate {
+fn leg(world: &SimulatedWorld) -> IntervalEstimate {
     let defaults = warden_policies::defaults();
     let numbers = &defaults.diagnose;
-    let mut judge = Judge::new(Workload::SameImage, numbers.requests, &defaults.growth, numbers);
-    let mut ended = Ended::Complete;
+    let mut judge = LegJudge::new(Workload::SameImage, numbers.requests, &defaults.growth, numbers);
+    let mut ended = LegEnd::Complete;
     for sample in world.run().take(usize::try_from(numbers.requests).unwrap()) {
-        if judge.observe(sample, 0, None) == Next::Decided {
-            ended = Ended::Early;
+        if judge.observe(sample, 0, None) == LegDecision::Decided {
+            ended = LegEnd::Early;
             break;
         }
     }
-    let finding = judge.finding(Speed::default(), ended);
+    let finding = judge.finding(LegSpeed::default(), ended);
     finding.series[0].per_request.unwrap()
 }
 
 /// A kind of server, by seed and leaked bytes per request.
-type Kind = fn(u64, f64) -> World;
+type Kind = fn(u64, f64) -> SimulatedWorld;
 
-fn load() -> Load {
-    Load { images: 1.0, per_second: 3.0, ..Load::default() }
+fn load() -> WorldLoad {
+    WorldLoad { images: 1.0, per_second: 3.0, ..WorldLoad::default() }
 }
 
-fn leaking(seed: u64, bytes: f64, noise: Noise) -> World {
-    World { leaks: vec![Leak::of(Unit::Request, bytes)], noise, load: load(), ..World::quiet(seed) }
+fn leaking(seed: u64, bytes: f64, noise: WorldNoise) -> SimulatedWorld {
+    SimulatedWorld {
+        leaks: vec![WorldLeak::of(WorkUnit::Request, bytes)],
+        noise,
+        load: load(),
+        ..SimulatedWorld::quiet(seed)
+    }
 }
 
 /// A process like the measured ones: a heap that varies by 2 MiB.
-fn quiet(seed: u64, bytes: f64) -> World {
-    leaking(seed, bytes, Noise { sigma: 2.0 * MIB, phi: 0.7, spikes: 0.02, spike: 20.0 * MIB })
+fn quiet(seed: u64, bytes: f64) -> SimulatedWorld {
+    leaking(seed, bytes, WorldNoise { sigma: 2.0 * MIB, phi: 0.7, spikes: 0.02, spike: 20.0 * MIB })
 }
 
 /// A busy heap with peaks of 80 MiB.
-fn heap(seed: u64, bytes: f64) -> World {
-    leaking(seed, bytes, Noise::HEAP)
+fn heap(seed: u64, bytes: f64) -> SimulatedWorld {
+    leaking(seed, bytes, WorldNoise::HEAP)
 }
 
 /// A fresh heap that fills its arenas ever more slowly.
-fn settling(seed: u64, bytes: f64) -> World {
+fn settling(seed: u64, bytes: f64) -> SimulatedWorld {
     let ratchet = MemoryBackground::Ratchet { first: 2.0 * MIB, half: 6.0 };
-    World { backgrounds: vec![ratchet], ..quiet(seed, bytes) }
+    SimulatedWorld { backgrounds: vec![ratchet], ..quiet(seed, bytes) }
 }
 
 /// Every third request leaks.
-fn uneven(seed: u64, bytes: f64) -> World {
-    let leak = Leak { chance: 1.0 / 3.0, ..Leak::of(Unit::Request, 3.0 * bytes) };
-    World { leaks: vec![leak], ..quiet(seed, bytes) }
+fn uneven(seed: u64, bytes: f64) -> SimulatedWorld {
+    let leak = WorldLeak { chance: 1.0 / 3.0, ..WorldLeak::of(WorkUnit::Request, 3.0 * bytes) };
+    SimulatedWorld { leaks: vec![leak], ..quiet(seed, bytes) }
 }
 
 /// Frequency of each answer, and processes per answer.
@@ -244,7 +249,7 @@ fn a_share_close_to_a_limit_stays_undecided_instead_of_being_guessed() {
     let mut with = || tight(4.4 * MIB * policy.stops_share);
     assert_eq!(
         run(&mut without, &mut with),
-        (Does::Undecided, 2 * policy.legs_most as usize + policy.baseline_least - 1)
+        (SwitchEffect::Undecided, 2 * policy.legs_most as usize + policy.baseline_least - 1)
     );
 }
 
@@ -253,11 +258,11 @@ fn the_bands_are_where_they_are_declared() {
     let policy = policy();
     let legs = |share: f64| vec![tight(4.4 * MIB * share); 6];
     let does = |share: f64| judge(&policy, &legs(1.0), &legs(share)).does;
-    assert_eq!(does(0.0), Does::Stops);
-    assert_eq!(does(policy.stops_share * 0.7), Does::Stops);
-    assert_eq!(does(f64::midpoint(policy.stops_share, policy.halves_share)), Does::Halves);
-    assert_eq!(does(0.95), Does::Nothing);
-    assert_eq!(does(1.3), Does::Nothing);
+    assert_eq!(does(0.0), SwitchEffect::Stops);
+    assert_eq!(does(policy.stops_share * 0.7), SwitchEffect::Stops);
+    assert_eq!(does(f64::midpoint(policy.stops_share, policy.halves_share)), SwitchEffect::Halves);
+    assert_eq!(does(0.95), SwitchEffect::Nothing);
+    assert_eq!(does(1.3), SwitchEffect::Nothing);
     let share = judge(&policy, &legs(1.0), &legs(0.5)).share.unwrap();
     assert!((share.value - 0.5).abs() < 1e-9 && share.low < 0.5 && share.high > 0.5, "{share:?}");
 }
@@ -267,21 +272,21 @@ fn a_leg_that_jumps_is_not_believed_alone() {
     let policy = policy();
     let base = vec![tight(1.0 * MIB), tight(1.0 * MIB)];
     let jump = IntervalEstimate { value: 1.0 * MIB, low: 0.2 * MIB, high: 3.0 * MIB };
-    assert_eq!(judge(&policy, &base, &[jump]).does, Does::Undecided);
+    assert_eq!(judge(&policy, &base, &[jump]).does, SwitchEffect::Undecided);
     // Legs of one kind that differ widen the interval accordingly, however narrow their own intervals are.
     let apart = judge(&policy, &base, &[tight(0.0), tight(0.5 * MIB)]);
-    assert_eq!(apart.does, Does::Undecided);
+    assert_eq!(apart.does, SwitchEffect::Undecided);
 }
 
 #[test]
 fn without_growth_or_without_legs_nothing_is_said() {
     let policy = policy();
     let legs = [tight(MIB)];
-    assert_eq!(judge(&policy, &[], &legs).does, Does::Undecided);
-    assert_eq!(judge(&policy, &legs, &[]).does, Does::Undecided);
+    assert_eq!(judge(&policy, &[], &legs).does, SwitchEffect::Undecided);
+    assert_eq!(judge(&policy, &legs, &[]).does, SwitchEffect::Undecided);
     let flat = [IntervalEstimate { value: 0.0, low: -MIB, high: MIB }];
     let found = judge(&policy, &flat, &legs);
-    assert_eq!((found.does, found.share), (Does::Undecided, None));
+    assert_eq!((found.does, found.share), (SwitchEffect::Undecided, None));
     let blind = [IntervalEstimate { value: 0.0, low: -f64::MAX, high: f64::MAX }];
-    assert_eq!(judge(&policy, &legs, &blind).does, Does::Undecided);
+    assert_eq!(judge(&policy, &legs, &blind).does, SwitchEffect::Undecided);
 }

@@ -9,30 +9,30 @@
 //! ```
 //!
 //! A trial ends with the first death. Each survivor is followed by a process without switches, so that
-//! drift of the machine affects both. The search runs nothing: the caller calls [`Search::next`], runs the
-//! process, and reports to [`Search::observe`].
+//! drift of the machine affects both. The search runs nothing: the caller calls [`SurvivalSearch::next`], runs the
+//! process, and reports to [`SurvivalSearch::observe`].
 
 use serde::{Deserialize, Serialize};
 
-use super::bisect::Arm;
-use super::crash::{CrashPolicy, Run, doubt, judge};
-use super::sequential::Does;
-use warden_policies::growth::Verdict;
+use super::bisect::SwitchSet;
+use super::crash::{CrashPolicy, CrashRun, doubt, judge};
+use super::sequential::SwitchEffect;
+use warden_policies::growth::GrowthVerdict;
 use warden_policies::sample::MemoryKind;
 
 /// Next step of the search.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum SurvivalStep {
     /// Run a fresh process with these switches through the work, and report its survival.
-    Run(Arm),
+    Run(SwitchSet),
     /// The search is over.
-    Done(Conclusion),
+    Done(SurvivalConclusion),
 }
 
 /// Outcome of the search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Outcome {
+pub enum SurvivalOutcome {
     /// A switch or a set of switches stops the crash.
     Cured,
     /// No usable combination stops it.
@@ -50,15 +50,15 @@ pub enum Outcome {
 
 /// Result of a fresh process.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
+pub enum SurvivalResult {
     /// The process died, or completed the work.
     Run {
         /// Requests, and if it died.
-        run: Run,
+        run: CrashRun,
         /// Tokens per second.
         speed: Option<f64>,
         /// Verdict by memory.
-        memory: Vec<(MemoryKind, Verdict)>,
+        memory: Vec<(MemoryKind, GrowthVerdict)>,
     },
     /// No result, with the reason: the process did not start, or was ended by another party.
     Nothing(String),
@@ -66,19 +66,19 @@ pub enum Seen {
 
 /// A set of switches and its results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Trial {
+pub struct SurvivalTrial {
     /// Indices of the switches.
     pub switches: Vec<usize>,
     /// Runs of its processes.
-    pub runs: Vec<Run>,
+    pub runs: Vec<CrashRun>,
     /// Effect according to the runs.
-    pub does: Does,
+    pub does: SwitchEffect,
     /// Reason for giving up, if processes brought no result.
     pub failed: Option<String>,
     /// Median tokens per second of its processes.
     pub tokens_per_second: Option<f64>,
     /// Verdicts by memory of its last survivor.
-    pub memory: Vec<(MemoryKind, Verdict)>,
+    pub memory: Vec<(MemoryKind, GrowthVerdict)>,
     #[serde(skip)]
     speeds: Vec<f64>,
     #[serde(skip)]
@@ -87,58 +87,63 @@ pub struct Trial {
 
 /// Result of the search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Conclusion {
+pub struct SurvivalConclusion {
     /// Outcome of the search.
-    pub outcome: Outcome,
+    pub outcome: SurvivalOutcome,
     /// Indices of the switches that stop the crash.
     pub cure: Vec<usize>,
     /// Greatest probability of this result with switches without effect; `None` without a cure.
     pub doubt: Option<f64>,
     /// Processes without switches.
-    pub without: Vec<Run>,
+    pub without: Vec<CrashRun>,
     /// Median tokens per second without switches.
     pub tokens_per_second: Option<f64>,
     /// Trials in order.
-    pub trials: Vec<Trial>,
+    pub trials: Vec<SurvivalTrial>,
     /// Number of processes run.
     pub legs: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Phase {
+enum SurvivalPhase {
     Alone,
     Together,
     /// A set that survives, and the switches still to remove, the next one last.
     Less(Vec<usize>, Vec<usize>),
-    Over(Outcome),
+    Over(SurvivalOutcome),
 }
 
 /// State machine of the search.
 #[derive(Clone, Debug)]
-pub struct Search {
+pub struct SurvivalSearch {
     policy: CrashPolicy,
     switches: usize,
     clashes: Vec<[usize; 2]>,
-    phase: Phase,
-    without: Vec<Run>,
+    phase: SurvivalPhase,
+    without: Vec<CrashRun>,
     speeds: Vec<f64>,
     /// A survivor was not yet followed by a process without switches.
     due: bool,
     /// Consecutive processes without switches that brought no result.
     failed: u32,
-    trials: Vec<Trial>,
+    trials: Vec<SurvivalTrial>,
     cure: Vec<usize>,
     legs: usize,
 }
 
-impl Search {
+impl SurvivalSearch {
     /// Creates a search for switches ordered by likelihood, best first. `clashes` lists pairs that cannot
     /// be combined, `without` the known repetitions of the crash.
-    pub fn new(policy: &CrashPolicy, switches: usize, clashes: Vec<[usize; 2]>, without: &[Run]) -> Self {
+    pub fn new(
+        policy: &CrashPolicy,
+        switches: usize,
+        clashes: Vec<[usize; 2]>,
+        without: &[CrashRun],
+    ) -> Self {
         let phase = match (without.iter().any(|run| run.died), switches) {
-            (false, _) => Phase::Over(Outcome::NotAgain),
-            (true, 0) => Phase::Over(Outcome::NotCured),
-            (true, _) => Phase::Alone,
+            (false, _) => SurvivalPhase::Over(SurvivalOutcome::NotAgain),
+            (true, 0) => SurvivalPhase::Over(SurvivalOutcome::NotCured),
+            (true, _) => SurvivalPhase::Alone,
         };
         let mut search = Self {
             policy: policy.clone(),
@@ -153,7 +158,7 @@ impl Search {
             cure: Vec::new(),
             legs: 0,
         };
-        if search.phase == Phase::Alone {
+        if search.phase == SurvivalPhase::Alone {
             search.begin(vec![0]);
         }
         search
@@ -164,37 +169,37 @@ impl Search {
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
     )]
-    pub fn next(&mut self) -> Step {
+    pub fn next(&mut self) -> SurvivalStep {
         loop {
-            if let Phase::Over(outcome) = &self.phase {
-                return Step::Done(self.conclude(outcome.clone()));
+            if let SurvivalPhase::Over(outcome) = &self.phase {
+                return SurvivalStep::Done(self.conclude(outcome.clone()));
             }
             if self.due {
-                return Step::Run(Arm::default());
+                return SurvivalStep::Run(SwitchSet::default());
             }
             if let Some(open) = self.trials.last().filter(|trial| !trial.closed) {
-                return Step::Run(Arm { switches: open.switches.clone() });
+                return SurvivalStep::Run(SwitchSet { switches: open.switches.clone() });
             }
             self.advance();
         }
     }
 
     /// Adds the result of a fresh process with these switches.
-    pub fn observe(&mut self, arm: &Arm, seen: Seen) {
+    pub fn observe(&mut self, arm: &SwitchSet, seen: SurvivalResult) {
         self.legs += 1;
         if arm.is_baseline() {
             self.due = false;
             match seen {
-                Seen::Run { run, speed, .. } => {
+                SurvivalResult::Run { run, speed, .. } => {
                     self.failed = 0;
                     self.without.push(run);
                     self.speeds.extend(speed);
                 }
-                Seen::Nothing(why) => {
+                SurvivalResult::Nothing(why) => {
                     self.failed += 1;
                     self.due = true;
                     if self.failed >= self.policy.baseline_failures {
-                        self.phase = Phase::Over(Outcome::BaselineFailed { why });
+                        self.phase = SurvivalPhase::Over(SurvivalOutcome::BaselineFailed { why });
                     }
                 }
             }
@@ -202,7 +207,7 @@ impl Search {
             self.trials.last_mut().filter(|trial| !trial.closed && trial.switches == arm.switches)
         {
             match seen {
-                Seen::Run { run, speed, memory } => {
+                SurvivalResult::Run { run, speed, memory } => {
                     trial.runs.push(run);
                     trial.speeds.extend(speed);
                     if !run.died {
@@ -210,7 +215,7 @@ impl Search {
                         self.due = true;
                     }
                 }
-                Seen::Nothing(why) => {
+                SurvivalResult::Nothing(why) => {
                     trial.failed = Some(why);
                     trial.closed = true;
                 }
@@ -220,10 +225,10 @@ impl Search {
     }
 
     /// Returns the conclusion so far.
-    pub fn interrupt(&self) -> Conclusion {
+    pub fn interrupt(&self) -> SurvivalConclusion {
         match &self.phase {
-            Phase::Over(outcome) => self.conclude(outcome.clone()),
-            _ => self.conclude(Outcome::Interrupted),
+            SurvivalPhase::Over(outcome) => self.conclude(outcome.clone()),
+            _ => self.conclude(SurvivalOutcome::Interrupted),
         }
     }
 
@@ -231,10 +236,10 @@ impl Search {
     pub fn progress(&self) -> (usize, usize) {
         let done = self.trials.iter().filter(|trial| trial.closed).count();
         let open = match &self.phase {
-            Phase::Alone => self.switches,
-            Phase::Together => self.switches + 1,
-            Phase::Less(_, queue) => done + queue.len() + 1,
-            Phase::Over(_) => done,
+            SurvivalPhase::Alone => self.switches,
+            SurvivalPhase::Together => self.switches + 1,
+            SurvivalPhase::Less(_, queue) => done + queue.len() + 1,
+            SurvivalPhase::Over(_) => done,
         };
         (done, open.max(done))
     }
@@ -243,18 +248,18 @@ impl Search {
     fn look(&mut self) {
         let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed) else { return };
         trial.does = judge(&self.policy, &self.without, &trial.runs);
-        trial.closed = trial.does != Does::Undecided || trial.runs.len() >= self.policy.runs_most;
-        if trial.does == Does::Stops {
+        trial.closed = trial.does != SwitchEffect::Undecided || trial.runs.len() >= self.policy.runs_most;
+        if trial.does == SwitchEffect::Stops {
             self.due = false;
         }
     }
 
     fn begin(&mut self, mut switches: Vec<usize>) {
         switches.sort_unstable();
-        self.trials.push(Trial {
+        self.trials.push(SurvivalTrial {
             switches,
             runs: Vec::new(),
-            does: Does::Undecided,
+            does: SwitchEffect::Undecided,
             failed: None,
             tokens_per_second: None,
             memory: Vec::new(),
@@ -265,27 +270,27 @@ impl Search {
 
     /// Starts the next trial, or ends the search.
     fn advance(&mut self) {
-        let stops = self.trials.last().is_some_and(|trial| trial.does == Does::Stops);
+        let stops = self.trials.last().is_some_and(|trial| trial.does == SwitchEffect::Stops);
         let last = self.trials.last().map(|trial| trial.switches.clone()).unwrap_or_default();
-        match std::mem::replace(&mut self.phase, Phase::Together) {
-            Phase::Alone if stops => self.over(last),
-            Phase::Alone if self.trials.len() < self.switches => {
-                self.phase = Phase::Alone;
+        match std::mem::replace(&mut self.phase, SurvivalPhase::Together) {
+            SurvivalPhase::Alone if stops => self.over(last),
+            SurvivalPhase::Alone if self.trials.len() < self.switches => {
+                self.phase = SurvivalPhase::Alone;
                 self.begin(vec![self.trials.len()]);
             }
-            Phase::Alone => {
+            SurvivalPhase::Alone => {
                 let all = self.compatible();
                 if all.len() < 2 {
-                    self.phase = Phase::Over(Outcome::NotCured);
+                    self.phase = SurvivalPhase::Over(SurvivalOutcome::NotCured);
                 } else {
                     self.begin(all);
                 }
             }
-            Phase::Together if stops => self.less(last.clone(), last),
-            Phase::Together => self.phase = Phase::Over(Outcome::NotCured),
-            Phase::Less(_, queue) if stops => self.less(last, queue),
-            Phase::Less(good, queue) => self.less(good, queue),
-            over @ Phase::Over(_) => self.phase = over,
+            SurvivalPhase::Together if stops => self.less(last.clone(), last),
+            SurvivalPhase::Together => self.phase = SurvivalPhase::Over(SurvivalOutcome::NotCured),
+            SurvivalPhase::Less(_, queue) if stops => self.less(last, queue),
+            SurvivalPhase::Less(good, queue) => self.less(good, queue),
+            over @ SurvivalPhase::Over(_) => self.phase = over,
         }
     }
 
@@ -296,7 +301,7 @@ impl Search {
             // Each single switch was already tried.
             if rest.len() > 1 && rest.len() < good.len() {
                 self.begin(rest);
-                self.phase = Phase::Less(good, queue);
+                self.phase = SurvivalPhase::Less(good, queue);
                 return;
             }
         }
@@ -305,7 +310,7 @@ impl Search {
 
     fn over(&mut self, cure: Vec<usize>) {
         self.cure = cure;
-        self.phase = Phase::Over(Outcome::Cured);
+        self.phase = SurvivalPhase::Over(SurvivalOutcome::Cured);
     }
 
     /// Returns a compatible set of switches that start alone, earlier ones first.
@@ -322,13 +327,13 @@ impl Search {
         all
     }
 
-    fn conclude(&self, outcome: Outcome) -> Conclusion {
+    fn conclude(&self, outcome: SurvivalOutcome) -> SurvivalConclusion {
         let own = self.trials.iter().find(|trial| !self.cure.is_empty() && trial.switches == self.cure);
         let mut trials = self.trials.clone();
         for trial in &mut trials {
             trial.tokens_per_second = median_of(&trial.speeds);
         }
-        Conclusion {
+        SurvivalConclusion {
             outcome,
             cure: self.cure.clone(),
             doubt: own.map(|trial| doubt(&self.without, &trial.runs)),
@@ -349,25 +354,32 @@ mod tests {
     use super::*;
 
     /// Searches with a server that dies at its 22nd request unless one of these sets is on.
-    fn search(switches: usize, cures: &[&[usize]], broken: &[usize]) -> (Conclusion, Vec<Arm>) {
+    fn search(switches: usize, cures: &[&[usize]], broken: &[usize]) -> (SurvivalConclusion, Vec<SwitchSet>) {
         let policy = warden_policies::defaults().diagnose.crash.clone();
-        let known = [Run { requests: 22, died: true }; 5];
-        let mut search = Search::new(&policy, switches, vec![[0, 1]], &known);
+        let known = [CrashRun { requests: 22, died: true }; 5];
+        let mut search = SurvivalSearch::new(&policy, switches, vec![[0, 1]], &known);
         let mut arms = Vec::new();
         loop {
             let arm = match search.next() {
-                Step::Done(conclusion) => return (conclusion, arms),
-                Step::Run(arm) => arm,
+                SurvivalStep::Done(conclusion) => return (conclusion, arms),
+                SurvivalStep::Run(arm) => arm,
             };
-            assert_eq!(search.next(), Step::Run(arm.clone()), "asking twice changes nothing");
+            assert_eq!(search.next(), SurvivalStep::Run(arm.clone()), "asking twice changes nothing");
             assert!(!(arm.switches.contains(&0) && arm.switches.contains(&1)), "they clash: {arm:?}");
             let survives = cures.iter().any(|set| set.iter().all(|one| arm.switches.contains(one)));
-            let run =
-                if survives { Run { requests: 184, died: false } } else { Run { requests: 22, died: true } };
-            let seen = if arm.switches.iter().any(|one| broken.contains(one)) {
-                Seen::Nothing("it did not start".into())
+            let run = if survives {
+                CrashRun { requests: 184, died: false }
             } else {
-                Seen::Run { run, speed: Some(if survives { 80.0 } else { 100.0 }), memory: Vec::new() }
+                CrashRun { requests: 22, died: true }
+            };
+            let seen = if arm.switches.iter().any(|one| broken.contains(one)) {
+                SurvivalResult::Nothing("it did not start".into())
+            } else {
+                SurvivalResult::Run {
+                    run,
+                    speed: Some(if survives { 80.0 } else { 100.0 }),
+                    memory: Vec::new(),
+                }
             };
             search.observe(&arm, seen);
             arms.push(arm);
@@ -378,11 +390,11 @@ mod tests {
     #[test]
     fn the_switch_that_stops_it_is_found_and_the_useless_ones_cost_a_process_each() {
         let (found, arms) = search(4, &[&[2]], &[1]);
-        assert_eq!((&found.outcome, &found.cure), (&Outcome::Cured, &vec![2]));
+        assert_eq!((&found.outcome, &found.cure), (&SurvivalOutcome::Cured, &vec![2]));
         assert!(arms.len() <= 8, "{arms:?}");
         let most = warden_policies::defaults().diagnose.crash.false_cure;
         assert!(found.doubt.is_some_and(|doubt| doubt <= most), "{found:?}");
-        assert_eq!(found.trials[0].does, Does::Nothing);
+        assert_eq!(found.trials[0].does, SwitchEffect::Nothing);
         assert!(found.trials[1].failed.is_some());
         assert_eq!((found.tokens_per_second, found.trials[2].tokens_per_second), (Some(100.0), Some(80.0)));
         assert!(!arms.iter().any(|arm| arm.switches.contains(&3)), "it was not needed");
@@ -392,31 +404,39 @@ mod tests {
     fn what_takes_two_is_found_by_taking_away_and_what_nothing_stops_is_told() {
         let (found, _) = search(5, &[&[1, 3]], &[]);
         // 0 comes before 1, and they clash, so 1 is in no set: nothing is found and reported.
-        assert_eq!((found.outcome, found.cure), (Outcome::NotCured, vec![]));
+        assert_eq!((found.outcome, found.cure), (SurvivalOutcome::NotCured, vec![]));
         let (found, _) = search(5, &[&[2, 4]], &[]);
-        assert_eq!((found.outcome, found.cure), (Outcome::Cured, vec![2, 4]));
+        assert_eq!((found.outcome, found.cure), (SurvivalOutcome::Cured, vec![2, 4]));
         let (found, arms) = search(3, &[], &[]);
-        assert_eq!(found.outcome, Outcome::NotCured);
+        assert_eq!(found.outcome, SurvivalOutcome::NotCured);
         assert_eq!(arms.len(), 4, "each alone, and all that go together");
     }
 
     #[test]
     fn a_crash_that_did_not_come_again_and_a_server_that_cannot_be_run_end_it() {
         let policy = warden_policies::defaults().diagnose.crash.clone();
-        let gone = [Run { requests: 184, died: false }; 2];
-        let mut never = Search::new(&policy, 2, Vec::new(), &gone);
-        assert!(matches!(never.next(), Step::Done(Conclusion { outcome: Outcome::NotAgain, .. })));
-        let mut broken = Search::new(&policy, 2, Vec::new(), &[Run { requests: 22, died: true }; 5]);
-        let well = Seen::Run { run: Run { requests: 184, died: false }, speed: None, memory: Vec::new() };
-        broken.observe(&Arm { switches: vec![0] }, well);
-        assert_eq!(broken.interrupt().outcome, Outcome::Interrupted);
+        let gone = [CrashRun { requests: 184, died: false }; 2];
+        let mut never = SurvivalSearch::new(&policy, 2, Vec::new(), &gone);
+        assert!(matches!(
+            never.next(),
+            SurvivalStep::Done(SurvivalConclusion { outcome: SurvivalOutcome::NotAgain, .. })
+        ));
+        let mut broken =
+            SurvivalSearch::new(&policy, 2, Vec::new(), &[CrashRun { requests: 22, died: true }; 5]);
+        let well = SurvivalResult::Run {
+            run: CrashRun { requests: 184, died: false },
+            speed: None,
+            memory: Vec::new(),
+        };
+        broken.observe(&SwitchSet { switches: vec![0] }, well);
+        assert_eq!(broken.interrupt().outcome, SurvivalOutcome::Interrupted);
         for _ in 0..policy.baseline_failures {
-            assert_eq!(broken.next(), Step::Run(Arm::default()));
-            broken.observe(&Arm::default(), Seen::Nothing("killed".into()));
+            assert_eq!(broken.next(), SurvivalStep::Run(SwitchSet::default()));
+            broken.observe(&SwitchSet::default(), SurvivalResult::Nothing("killed".into()));
         }
         assert!(matches!(
             broken.next(),
-            Step::Done(Conclusion { outcome: Outcome::BaselineFailed { why }, .. }) if why == "killed"
+            SurvivalStep::Done(SurvivalConclusion { outcome: SurvivalOutcome::BaselineFailed { why }, .. }) if why == "killed"
         ));
     }
 }

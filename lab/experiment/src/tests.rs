@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use super::*;
 use warden_policies::defaults;
-use warden_policies::sample::{GpuIndex, HostMemory, SampleEdge, Vram, VramSource};
+use warden_policies::sample::{GpuIndex, HostMemory, SampleEdge, VramReading, VramSource};
 
 const MIB: u64 = 1 << 20;
 
-fn each(workload: Workload) -> Work {
-    let text = Work { requests: 1, prompt_tokens: 60, output_tokens: 32, ..Work::default() };
+fn each(workload: Workload) -> WorkDone {
+    let text = WorkDone { requests: 1, prompt_tokens: 60, output_tokens: 32, ..WorkDone::default() };
     match workload {
-        Workload::LongText => Work { prompt_tokens: 1500, ..text },
-        Workload::SameImage => Work { prompt_tokens: 300, output_tokens: 64, images: 1, ..text },
-        Workload::Conversation => Work { requests: 4, prompt_tokens: 240, output_tokens: 128, ..text },
+        Workload::LongText => WorkDone { prompt_tokens: 1500, ..text },
+        Workload::SameImage => WorkDone { prompt_tokens: 300, output_tokens: 64, images: 1, ..text },
+        Workload::Conversation => WorkDone { requests: 4, prompt_tokens: 240, output_tokens: 128, ..text },
         _ => text,
     }
 }
@@ -23,12 +23,12 @@ fn each(workload: Workload) -> Work {
 fn leg(
     workload: Workload,
     steps: u64,
-    host: impl Fn(Work) -> u64,
-    vram: impl Fn(Work) -> u64,
-    pool: Option<&dyn Fn(Work) -> u64>,
-) -> (Finding, Vec<Reading>) {
-    let mut judge = Judge::new(workload, steps, &defaults().growth, &defaults().diagnose);
-    let (mut work, mut ended) = (Work::default(), Ended::Complete);
+    host: impl Fn(WorkDone) -> u64,
+    vram: impl Fn(WorkDone) -> u64,
+    pool: Option<&dyn Fn(WorkDone) -> u64>,
+) -> (LegFinding, Vec<LegReading>) {
+    let mut judge = LegJudge::new(workload, steps, &defaults().growth, &defaults().diagnose);
+    let (mut work, mut ended) = (WorkDone::default(), LegEnd::Complete);
     let mut step = 0;
     while step < judge.most() {
         step += 1;
@@ -38,23 +38,23 @@ fn leg(
         let anon = 400 * MIB + host(work) + noise;
         // A GPU pool grows by whole pieces.
         let bytes = 3000 * MIB + vram(work) / (2 * MIB) * (2 * MIB);
-        let sample = Sample {
+        let sample = BackendSample {
             at: Duration::from_millis(step * 300),
             edge: SampleEdge::Idle,
             host: Some(HostMemory { anon, ..HostMemory::default() }),
-            vram: vec![Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process }],
+            vram: vec![VramReading { gpu: GpuIndex(0), bytes, source: VramSource::Process }],
             pools: pool.iter().map(|pool| (MemoryKind::Host, pool(work))).collect(),
             in_flight: 0,
             work,
             largest_prompt: 0,
             reclaims: 0,
         };
-        if judge.observe(sample, 0, None) == Next::Decided {
-            ended = Ended::Early;
+        if judge.observe(sample, 0, None) == LegDecision::Decided {
+            ended = LegEnd::Early;
             break;
         }
     }
-    (judge.finding(Speed::default(), ended), judge.readings().to_vec())
+    (judge.finding(LegSpeed::default(), ended), judge.readings().to_vec())
 }
 
 fn limit() -> u64 {
@@ -67,11 +67,11 @@ const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 fn a_leak_is_found_measured_and_ends_the_leg_early() {
     let found =
         leg(Workload::SameImage, limit(), |w| w.images * 4630 * 1024, |w| w.images * 940 * 1024, None).0;
-    assert_eq!(found.ended, Ended::Early);
+    assert_eq!(found.ended, LegEnd::Early);
     assert!(found.leaks() && found.steps < limit(), "{found:?}");
     for (series, rate) in [(MemoryKind::Host, 4630.0 * 1024.0), (VRAM, 940.0 * 1024.0)] {
         let series = found.of(series).unwrap();
-        assert_eq!((series.verdict, series.settles), (Verdict::Leaking, GrowthEnd::No));
+        assert_eq!((series.verdict, series.settles), (GrowthVerdict::Leaking, GrowthEnd::No));
         let slope = series.per_request.unwrap();
         assert!((slope.value / rate - 1.0).abs() < 0.02, "{slope:?}");
         assert!((series.per_image.unwrap() / rate - 1.0).abs() < 0.02);
@@ -81,39 +81,43 @@ fn a_leak_is_found_measured_and_ends_the_leg_early() {
 #[test]
 fn what_does_not_grow_is_steady_and_ends_the_leg_early() {
     let found = leg(Workload::ShortText, limit(), |_| 0, |_| 0, None).0;
-    assert_eq!((found.worst(), &found.ended), (Some(Verdict::Steady), &Ended::Early));
+    assert_eq!((found.worst(), &found.ended), (Some(GrowthVerdict::Steady), &LegEnd::Early));
     assert!(found.series.iter().all(|series| matches!(series.settles, GrowthEnd::Yes { .. })), "{found:?}");
 }
 
 #[test]
 fn the_growth_of_the_start_is_no_leak_and_is_told() {
-    let start = |work: Work| 90 * MIB * work.requests.min(12) / 12;
+    let start = |work: WorkDone| 90 * MIB * work.requests.min(12) / 12;
     let found = leg(Workload::ShortText, limit(), start, |_| 0, None).0;
     let host = found.of(MemoryKind::Host).unwrap();
-    assert_eq!(host.verdict, Verdict::Steady, "{host:?}");
+    assert_eq!(host.verdict, GrowthVerdict::Steady, "{host:?}");
     assert!(matches!(host.settles, GrowthEnd::Yes { at_request: 10..=14 }), "{host:?}");
 }
 
 #[test]
 fn what_still_moves_in_the_last_third_is_not_said_to_have_stopped() {
-    let breathes = |work: Work| if work.requests.is_multiple_of(12) { 0 } else { 100 * MIB };
+    let breathes = |work: WorkDone| if work.requests.is_multiple_of(12) { 0 } else { 100 * MIB };
     let (finding, _) = leg(Workload::ShortText, limit(), breathes, |_| 0, None);
     let host = finding.of(MemoryKind::Host).unwrap();
-    assert_eq!((host.verdict, host.settles), (Verdict::Steady, GrowthEnd::Unknown), "{host:?}");
+    assert_eq!((host.verdict, host.settles), (GrowthVerdict::Steady, GrowthEnd::Unknown), "{host:?}");
 }
 
 #[test]
 fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
     let run = |cap: u64| {
-        let cache = move |work: Work| (23 * MIB * work.requests).min(cap);
+        let cache = move |work: WorkDone| (23 * MIB * work.requests).min(cap);
         let found = leg(Workload::DistinctPrompts, limit(), cache, |_| 0, Some(&cache)).0;
         found.of(MemoryKind::Host).unwrap().clone()
     };
     let full = run(700 * MIB);
-    assert_eq!(full.verdict, Verdict::Bounded, "{full:?}");
+    assert_eq!(full.verdict, GrowthVerdict::Bounded, "{full:?}");
     assert!(matches!(full.settles, GrowthEnd::Yes { at_request: 29..=32 }), "{full:?}");
     let filling = run(8192 * MIB);
-    assert_eq!((filling.verdict, filling.settles), (Verdict::Bounded, GrowthEnd::Unknown), "{filling:?}");
+    assert_eq!(
+        (filling.verdict, filling.settles),
+        (GrowthVerdict::Bounded, GrowthEnd::Unknown),
+        "{filling:?}"
+    );
     assert!((filling.pooled_per_request.unwrap() / 24_117_248.0 - 1.0).abs() < 0.01);
 }
 
@@ -122,7 +126,7 @@ fn slower_growth_than_a_leg_of_this_length_can_judge_is_shown_as_such() {
     let found = leg(Workload::ShortText, 100, |w| w.requests * 300 * 1024, |_| 0, None).0;
     let host = found.of(MemoryKind::Host).unwrap();
     assert_eq!(host.settles, GrowthEnd::No, "{host:?}");
-    assert!(host.verdict < Verdict::Leaking);
+    assert!(host.verdict < GrowthVerdict::Leaking);
     assert!(host.sees > host.per_request.unwrap().value);
 }
 
@@ -147,27 +151,31 @@ fn what_a_leg_can_see_it_does_see() {
             let rate = sees.0.of(series).unwrap().sees * 1.15;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
             let rate = rate as u64;
-            let of = |wanted| move |work: Work| if wanted == series { work.requests * rate } else { 0 };
+            let of = |wanted| move |work: WorkDone| if wanted == series { work.requests * rate } else { 0 };
             let found = leg(Workload::ShortText, steps, of(MemoryKind::Host), of(VRAM), None).0;
-            assert_eq!(found.of(series).unwrap().verdict, Verdict::Leaking, "{steps} {series}: {found:?}");
+            assert_eq!(
+                found.of(series).unwrap().verdict,
+                GrowthVerdict::Leaking,
+                "{steps} {series}: {found:?}"
+            );
         }
     }
 }
 
-type Leak = fn(Work) -> u64;
+type Leak = fn(WorkDone) -> u64;
 
 #[test]
 fn legs_of_different_work_tell_together_who_pays() {
     let legs = [Workload::ShortText, Workload::LongText, Workload::SameImage, Workload::Conversation];
-    let kinds: [(warden_policies::growth::Unit, Leak); 3] = [
-        (warden_policies::growth::Unit::Request, |work| work.requests * 4 * MIB),
-        (warden_policies::growth::Unit::Image, |work| work.images * 4 * MIB),
-        (warden_policies::growth::Unit::PromptToken, |work| work.prompt_tokens * 20 * 1024),
+    let kinds: [(warden_policies::growth::WorkUnit, Leak); 3] = [
+        (warden_policies::growth::WorkUnit::Request, |work| work.requests * 4 * MIB),
+        (warden_policies::growth::WorkUnit::Image, |work| work.images * 4 * MIB),
+        (warden_policies::growth::WorkUnit::PromptToken, |work| work.prompt_tokens * 20 * 1024),
     ];
     for (unit, leak) in kinds {
-        let run: Vec<Vec<Reading>> =
+        let run: Vec<Vec<LegReading>> =
             legs.iter().map(|workload| leg(*workload, limit(), leak, |_| 0, None).1).collect();
-        let legs: Vec<&[Reading]> = run.iter().map(Vec::as_slice).collect();
+        let legs: Vec<&[LegReading]> = run.iter().map(Vec::as_slice).collect();
         let blame = blame_across(MemoryKind::Host, &legs, &defaults().growth);
         assert!(
             matches!(&blame, GrowthBlame::Pays { unit: found, .. } if *found == unit),
@@ -180,12 +188,13 @@ fn legs_of_different_work_tell_together_who_pays() {
 fn growth_by_pieces_larger_than_a_request_takes_is_blamed_as_any_other() {
     let legs = [Workload::ShortText, Workload::LongText, Workload::SameImage];
     // As measured: a pool with 2 MiB pieces, and less than half of one per image.
-    let leak = |work: Work| work.images * 940 * 1024;
-    let run: Vec<Vec<Reading>> =
+    let leak = |work: WorkDone| work.images * 940 * 1024;
+    let run: Vec<Vec<LegReading>> =
         legs.iter().map(|workload| leg(*workload, limit(), |_| 0, leak, None).1).collect();
-    let legs: Vec<&[Reading]> = run.iter().map(Vec::as_slice).collect();
+    let legs: Vec<&[LegReading]> = run.iter().map(Vec::as_slice).collect();
     let blame = blame_across(VRAM, &legs, &defaults().growth);
-    let GrowthBlame::Pays { unit: warden_policies::growth::Unit::Image, bytes_per_unit, .. } = blame else {
+    let GrowthBlame::Pays { unit: warden_policies::growth::WorkUnit::Image, bytes_per_unit, .. } = blame
+    else {
         panic!("{blame:?}")
     };
     assert!((bytes_per_unit / (940.0 * 1024.0) - 1.0).abs() < 0.1, "{bytes_per_unit}");
@@ -195,7 +204,7 @@ fn growth_by_pieces_larger_than_a_request_takes_is_blamed_as_any_other() {
 fn a_finding_survives_json() {
     let found = leg(Workload::SameImage, 70, |w| w.images * 4 * MIB, |_| 0, None).0;
     let text = serde_json::to_string(&found).unwrap();
-    let read: Finding = serde_json::from_str(&text).unwrap();
+    let read: LegFinding = serde_json::from_str(&text).unwrap();
     // The last digit of a fraction may differ.
     assert_eq!((read.steps, &read.work, &read.ended), (found.steps, &found.work, &found.ended));
     assert_eq!(read.series[1], found.series[1]);
@@ -208,17 +217,17 @@ fn a_finding_survives_json() {
 
 /// Recorded readings of an H200: image-sizes, 60 requests, no settings, `--cache-ram 0`. Each request
 /// leaves a captured graph of 967 KiB of VRAM, and 6.1 MiB of host memory in pieces of different sizes.
-fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
-    let mut judge = Judge::new(Workload::ImageSizes, 60, &defaults().growth, &defaults().diagnose);
-    let (mut work, mut anon) = (Work::default(), 435 * MIB);
+fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> LegFinding {
+    let mut judge = LegJudge::new(Workload::ImageSizes, 60, &defaults().growth, &defaults().diagnose);
+    let (mut work, mut anon) = (WorkDone::default(), 435 * MIB);
     for step in 1..=60_u64 {
         work += each(Workload::SameImage);
         anon += [2, 11, 5, 7, 3, 9, 6][usize::try_from(step % 7).unwrap()] * MIB;
-        let sample = Sample {
+        let sample = BackendSample {
             at: Duration::from_millis(step * 300),
             edge: SampleEdge::Idle,
             host: Some(HostMemory { anon: anon + (step * 7919) % 61 * (320 << 10), ..HostMemory::default() }),
-            vram: vec![Vram {
+            vram: vec![VramReading {
                 gpu: GpuIndex(0),
                 bytes: 3146 * MIB + step * (967 << 10) / (2 * MIB) * (2 * MIB),
                 source: VramSource::Process,
@@ -231,15 +240,16 @@ fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
         };
         judge.observe(sample, 0, graphs(step));
     }
-    judge.finding(Speed::default(), Ended::Complete)
+    judge.finding(LegSpeed::default(), LegEnd::Complete)
 }
 
 #[test]
 fn graphs_that_a_memory_report_counts_settle_what_bytes_leave_in_doubt() {
-    let verdicts =
-        |finding: &Finding| -> Vec<Verdict> { finding.series.iter().map(|found| found.verdict).collect() };
+    let verdicts = |finding: &LegFinding| -> Vec<GrowthVerdict> {
+        finding.series.iter().map(|found| found.verdict).collect()
+    };
     // By bytes alone, and with a constant number of graphs, the host stays suspected.
-    let in_doubt = [Verdict::Suspected, Verdict::Leaking];
+    let in_doubt = [GrowthVerdict::Suspected, GrowthVerdict::Leaking];
     for graphs in [None, Some(3)] {
         let found = sixty_images(|_| graphs);
         assert_eq!(verdicts(&found), in_doubt, "{graphs:?}");
@@ -247,7 +257,7 @@ fn graphs_that_a_memory_report_counts_settle_what_bytes_leave_in_doubt() {
     }
     // Three graphs of the model itself, and one more with each request.
     let found = sixty_images(|step| Some(3 + step));
-    assert_eq!(verdicts(&found), [Verdict::Leaking; 2]);
+    assert_eq!(verdicts(&found), [GrowthVerdict::Leaking; 2]);
     let follows = found.of(MemoryKind::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
     assert!((follows.per_request - 1.0).abs() < 0.01 && follows.correlation > 0.99, "{follows:?}");
     assert!((follows.bytes_each / 1024.0 - 967.0).abs() < 100.0, "{follows:?}");

@@ -8,12 +8,12 @@
 
 use core::ffi::c_void;
 
-use crate::layout::{COUNT_UNIT, Kind, header};
-use crate::live::{self, Entry, key};
-use crate::local::{Busy, Local, local};
-use crate::ranges::{self, Leaving, List};
+use crate::layout::{AllocationKind, COUNT_UNIT, header};
+use crate::live::{self, LiveEntry, key};
+use crate::local::{ThreadState, TracerGuard, local};
+use crate::ranges::{self, PendingUnmap, RangeList};
 use crate::state::{self, interval, large, on};
-use crate::walk::Walk;
+use crate::walk::StackWalk;
 use crate::{sites, sys};
 
 /// One allocation, in units of the counters.
@@ -42,10 +42,10 @@ pub(crate) fn allocated(block: *mut c_void, bytes: usize, function: u32) {
 
 #[cold]
 #[inline(never)]
-fn record_sample(local: &'static Local, block: *mut c_void, bytes: usize, function: u32) {
-    let Some(_busy) = Busy::enter(local) else { return };
+fn record_sample(local: &'static ThreadState, block: *mut c_void, bytes: usize, function: u32) {
+    let Some(_busy) = TracerGuard::enter(local) else { return };
     let entry = if bytes >= large() {
-        Entry { site: 0, bytes: bytes as u64, count: ONE_ALLOCATION }
+        LiveEntry { site: 0, bytes: bytes as u64, count: ONE_ALLOCATION }
     } else {
         if local.random.get() == 0 {
             seed_random(local);
@@ -59,8 +59,8 @@ fn record_sample(local: &'static Local, block: *mut c_void, bytes: usize, functi
         sample_weight(bytes, interval())
     };
     let Some(site) = current_site(local, function) else { return };
-    let entry = Entry { site, ..entry };
-    let key = key(Kind::Heap, block.addr());
+    let entry = LiveEntry { site, ..entry };
+    let key = key(AllocationKind::Heap, block.addr());
     // An entry of an earlier block at this address: its free was not seen.
     if let Some(stale) = live::take(key) {
         sites::remove(stale.site, stale.bytes, u64::from(stale.count));
@@ -76,16 +76,16 @@ fn record_sample(local: &'static Local, block: *mut c_void, bytes: usize, functi
     clippy::cast_sign_loss,
     reason = "an estimate of positive numbers far below 2^53"
 )]
-fn sample_weight(bytes: usize, interval: usize) -> Entry {
+fn sample_weight(bytes: usize, interval: usize) -> LiveEntry {
     let bytes = bytes.max(1) as f64;
     let probability = -(-bytes / interval.max(1) as f64).exp_m1();
     let count = COUNT_UNIT as f64 / probability;
-    Entry { site: 0, bytes: (bytes / probability) as u64, count: count as u32 }
+    LiveEntry { site: 0, bytes: (bytes / probability) as u64, count: count as u32 }
 }
 
 /// Seeds the thread's random numbers from the address of its state and the time.
-fn seed_random(local: &Local) {
-    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+fn seed_random(local: &ThreadState) {
+    let mut now = sys::CTimespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
     unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
     let place = core::ptr::from_ref(local).addr() as u64;
@@ -97,7 +97,7 @@ fn seed_random(local: &Local) {
 
 /// Bytes until the next sample.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a random number")]
-fn gap(local: &Local) -> i64 {
+fn gap(local: &ThreadState) -> i64 {
     // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016).
     let mut bits = local.random.get();
     bits ^= bits >> 12;
@@ -109,27 +109,27 @@ fn gap(local: &Local) -> i64 {
 }
 
 /// The call site of this thread: the enclosing counted CUDA call, if any, else its stack.
-fn current_site(local: &Local, function: u32) -> Option<u32> {
+fn current_site(local: &ThreadState, function: u32) -> Option<u32> {
     match local.inside_site.get() {
-        0 => sites::of(function, 0, Walk::here().addresses()),
+        0 => sites::of(function, 0, StackWalk::here().addresses()),
         parent => sites::of(function, parent, &[]),
     }
 }
 
 /// Removes the entry of a heap block that is about to be freed, if the block was counted.
 #[inline]
-pub(crate) fn freeing(block: *mut c_void) -> Option<Entry> {
+pub(crate) fn freeing(block: *mut c_void) -> Option<LiveEntry> {
     if block.is_null() || !on() {
         return None;
     }
-    let entry = live::take(key(Kind::Heap, block.addr()))?;
+    let entry = live::take(key(AllocationKind::Heap, block.addr()))?;
     sites::remove(entry.site, entry.bytes, u64::from(entry.count));
     Some(entry)
 }
 
 /// Restores an entry after a failed free.
 #[cold]
-pub(crate) fn kept(kind: Kind, handle: usize, entry: Entry) {
+pub(crate) fn kept(kind: AllocationKind, handle: usize, entry: LiveEntry) {
     if live::insert(key(kind, handle), entry) {
         // No new allocation: the totals stay.
         sites::revive(entry.site, entry.bytes, u64::from(entry.count));
@@ -138,7 +138,7 @@ pub(crate) fn kept(kind: Kind, handle: usize, entry: Entry) {
     }
 }
 
-pub(crate) fn mapped(list: List, start: usize, bytes: usize, site: u32) {
+pub(crate) fn mapped(list: RangeList, start: usize, bytes: usize, site: u32) {
     let Some(_busy) = entered() else { return };
     add_range(list, start, bytes, site);
 }
@@ -147,27 +147,27 @@ pub(crate) fn mapped(list: List, start: usize, bytes: usize, site: u32) {
 pub(crate) fn mapped_here(start: usize, bytes: usize, function: u32) {
     let Some(_busy) = entered() else { return };
     // Inside a call for pinned memory, the mapping is that memory, which is counted there.
-    if local().inside_kind.get() == Kind::Pinned as u8 {
+    if local().inside_kind.get() == AllocationKind::Pinned as u8 {
         return;
     }
     if let Some(site) = current_site(local(), function) {
-        add_range(List::Host, start, bytes, site);
+        add_range(RangeList::Host, start, bytes, site);
     }
 }
 
-fn add_range(list: List, start: usize, bytes: usize, site: u32) {
+fn add_range(list: RangeList, start: usize, bytes: usize, site: u32) {
     let followed = ranges::add(list, start, bytes, site, sites::remove);
     sites::add(site, bytes as u64, COUNT_UNIT, followed);
 }
 
 /// Prepares for an unmapping; `None` if none of the memory was counted.
-pub(crate) fn unmapping(list: List, start: usize, bytes: usize) -> Option<Leaving> {
+pub(crate) fn unmapping(list: RangeList, start: usize, bytes: usize) -> Option<PendingUnmap> {
     let _busy = entered()?;
     ranges::leaving(list, start, bytes)
 }
 
 /// Completes an unmapping, or cancels it if it failed.
-pub(crate) fn unmapped(leaving: Option<Leaving>, done: bool) {
+pub(crate) fn unmapped(leaving: Option<PendingUnmap>, done: bool) {
     let Some(leaving) = leaving else { return };
     let Some(_busy) = entered() else { return };
     if done {
@@ -178,13 +178,13 @@ pub(crate) fn unmapped(leaving: Option<Leaving>, done: bool) {
 }
 
 /// Marks the thread as inside the tracer, if tracing is on.
-pub(crate) fn entered() -> Option<Busy> {
-    if on() { Busy::enter(local()) } else { None }
+pub(crate) fn entered() -> Option<TracerGuard> {
+    if on() { TracerGuard::enter(local()) } else { None }
 }
 
 /// The site of a call that begins; `None` if it is not counted: inside another call of the same kind, it
 /// allocates the same memory.
-pub(crate) fn call_site(function: u32, kind: Kind) -> Option<u32> {
+pub(crate) fn call_site(function: u32, kind: AllocationKind) -> Option<u32> {
     let _busy = entered()?;
     let local = local();
     if local.inside_kind.get() == kind as u8 {
@@ -194,7 +194,7 @@ pub(crate) fn call_site(function: u32, kind: Kind) -> Option<u32> {
 }
 
 /// Runs a call and attributes its allocations to its site.
-pub(crate) fn within<R>(site: Option<u32>, kind: Kind, call: impl FnOnce() -> R) -> R {
+pub(crate) fn within<R>(site: Option<u32>, kind: AllocationKind, call: impl FnOnce() -> R) -> R {
     let Some(site) = site else { return call() };
     let local = local();
     let (outer_site, outer_kind) =
@@ -206,9 +206,9 @@ pub(crate) fn within<R>(site: Option<u32>, kind: Kind, call: impl FnOnce() -> R)
 }
 
 /// Records a new CUDA handle: device memory, a graph, ….
-pub(crate) fn made(kind: Kind, handle: usize, bytes: usize, site: u32) {
+pub(crate) fn made(kind: AllocationKind, handle: usize, bytes: usize, site: u32) {
     let Some(_busy) = entered() else { return };
-    let entry = Entry { site, bytes: bytes as u64, count: ONE_ALLOCATION };
+    let entry = LiveEntry { site, bytes: bytes as u64, count: ONE_ALLOCATION };
     let key = key(kind, handle);
     if let Some(stale) = live::take(key) {
         sites::remove(stale.site, stale.bytes, u64::from(stale.count));
@@ -218,7 +218,7 @@ pub(crate) fn made(kind: Kind, handle: usize, bytes: usize, site: u32) {
 }
 
 /// Removes the entry of a handle that is about to be released.
-pub(crate) fn giving_up(kind: Kind, handle: usize) -> Option<Entry> {
+pub(crate) fn giving_up(kind: AllocationKind, handle: usize) -> Option<LiveEntry> {
     let _busy = entered()?;
     let entry = live::take(key(kind, handle))?;
     sites::remove(entry.site, entry.bytes, u64::from(entry.count));

@@ -14,8 +14,8 @@
 use core::ffi::{CStr, c_int, c_void};
 
 use crate::count::{call_site, giving_up, kept, made, mapped, unmapped, unmapping, within};
-use crate::layout::{Kind, number_of};
-use crate::ranges::List;
+use crate::layout::{AllocationKind, number_of};
+use crate::ranges::RangeList;
 use crate::real::RealFunction;
 
 /// Result if the real function is missing: "initialization error" of the runtime, "not initialized" of the
@@ -32,11 +32,11 @@ enum CallEffect {
     /// `sized`.
     Makes {
         function: u32,
-        kind: Kind,
+        kind: AllocationKind,
         sized: bool,
     },
     /// Releases the first argument, which has one of these kinds.
-    Ends(&'static [Kind]),
+    Ends(&'static [AllocationKind]),
     /// Maps device memory at the first argument; the second argument is the size.
     Maps {
         function: u32,
@@ -45,18 +45,18 @@ enum CallEffect {
 }
 
 /// An intercepted function of the driver or runtime.
-pub(crate) struct Hook {
+pub(crate) struct CudaHook {
     pub(crate) real: &'static RealFunction,
     ours: CudaFn,
     /// Its names for `cuGetProcAddress`; empty if it is not looked up this way.
-    asked: &'static [Asked],
+    asked: &'static [LookupName],
     /// `Some` for functions on a stream; true in the variant for per-thread default streams.
     stream: Option<bool>,
 }
 
 /// A name of a function for `cuGetProcAddress`. The runtime looks each one up with the interface version of
 /// its present form; for the oldest ones, that is before sizes had 64 bits.
-struct Asked {
+struct LookupName {
     name: &'static [u8],
     /// Range of versions (`from` included, `below` excluded) in which the name means this form.
     from: c_int,
@@ -67,15 +67,15 @@ struct Asked {
 const FIRST_UNKNOWN_VERSION: c_int = 14_000;
 
 /// From this interface version to the last known one.
-const fn since(name: &'static [u8], from: c_int) -> Asked {
-    Asked { name, from, below: FIRST_UNKNOWN_VERSION }
+const fn since(name: &'static [u8], from: c_int) -> LookupName {
+    LookupName { name, from, below: FIRST_UNKNOWN_VERSION }
 }
 
-const fn until(name: &'static [u8], from: c_int, below: c_int) -> Asked {
-    Asked { name, from, below }
+const fn until(name: &'static [u8], from: c_int, below: c_int) -> LookupName {
+    LookupName { name, from, below }
 }
 
-impl Hook {
+impl CudaHook {
     pub(crate) fn ours(&self) -> *mut c_void {
         self.ours as *mut c_void
     }
@@ -83,7 +83,7 @@ impl Hook {
     /// `Some` if this name and version mean this function; true in the variant for per-thread default
     /// streams.
     pub(crate) fn match_lookup(&self, name: &[u8], version: c_int) -> Option<bool> {
-        let means = |asked: &Asked| asked.name == name && (asked.from..asked.below).contains(&version);
+        let means = |asked: &LookupName| asked.name == name && (asked.from..asked.below).contains(&version);
         self.asked.iter().any(means).then_some(self.stream.unwrap_or(false))
     }
 
@@ -124,15 +124,15 @@ unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -
             error
         }
         CallEffect::Maps { function } => {
-            let site = call_site(function, Kind::DeviceMapped);
-            let error = within(site, Kind::DeviceMapped, run);
+            let site = call_site(function, AllocationKind::DeviceMapped);
+            let error = within(site, AllocationKind::DeviceMapped, run);
             if let (Some(site), 0) = (site, error) {
-                mapped(List::Device, first, second, site);
+                mapped(RangeList::Device, first, second, site);
             }
             error
         }
         CallEffect::Unmaps => {
-            let leaving = unmapping(List::Device, first, second);
+            let leaving = unmapping(RangeList::Device, first, second);
             let error = run();
             unmapped(leaving, error == 0);
             error
@@ -140,7 +140,7 @@ unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -
     }
 }
 
-const fn makes(name: &str, kind: Kind, sized: bool) -> CallEffect {
+const fn makes(name: &str, kind: AllocationKind, sized: bool) -> CallEffect {
     CallEffect::Makes { function: number_of(name), kind, sized }
 }
 
@@ -165,15 +165,15 @@ macro_rules! hooks {
         }
 
         /// All functions that may be looked up by name.
-        pub(crate) static HOOKS: [Hook; [$(stringify!($symbol)),*].len() + 2] = [
-            $(Hook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream },)*
-            Hook {
+        pub(crate) static HOOKS: [CudaHook; [$(stringify!($symbol)),*].len() + 2] = [
+            $(CudaHook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream },)*
+            CudaHook {
                 real: &REAL_GET_PROC_ADDRESS,
                 ours: OURS,
                 asked: &[until(b"cuGetProcAddress", 0, 12_000)],
                 stream: None,
             },
-            Hook {
+            CudaHook {
                 real: &REAL_GET_PROC_ADDRESS_V2,
                 ours: OURS_V2,
                 asked: &[since(b"cuGetProcAddress", 12_000)],
@@ -205,49 +205,49 @@ const OURS_V2: CudaFn =
     unsafe { core::mem::transmute::<UntypedLookupFn, CudaFn>(crate::dynamic::cuGetProcAddress_v2) };
 
 /// Kinds that `cudaFree` and the like release.
-const FREEABLE_KINDS: &[Kind] = &[Kind::Device, Kind::Pool];
+const FREEABLE_KINDS: &[AllocationKind] = &[AllocationKind::Device, AllocationKind::Pool];
 
 hooks! {
-    cudaMalloc = makes("cudaMalloc", Kind::Device, true), asked &[], None;
-    cudaMallocManaged = makes("cudaMallocManaged", Kind::Device, true), asked &[], None;
+    cudaMalloc = makes("cudaMalloc", AllocationKind::Device, true), asked &[], None;
+    cudaMallocManaged = makes("cudaMallocManaged", AllocationKind::Device, true), asked &[], None;
     cudaFree = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
-    cudaMallocAsync = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
-    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Kind::Pool, true), asked &[], None;
-    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
-    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Kind::Pool, true), asked &[], None;
+    cudaMallocAsync = makes("cudaMallocAsync", AllocationKind::Pool, true), asked &[], None;
+    cudaMallocAsync_ptsz = makes("cudaMallocAsync", AllocationKind::Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", AllocationKind::Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", AllocationKind::Pool, true), asked &[], None;
     cudaFreeAsync = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
     cudaFreeAsync_ptsz = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
-    cudaHostAlloc = makes("cudaHostAlloc", Kind::Pinned, true), asked &[], None;
-    cudaMallocHost = makes("cudaMallocHost", Kind::Pinned, true), asked &[], None;
-    cudaFreeHost = CallEffect::Ends(&[Kind::Pinned]), asked &[], None;
-    cudaGraphInstantiate = makes("cudaGraphInstantiate", Kind::GraphExec, false), asked &[], None;
-    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[], None;
-    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", Kind::GraphExec, false), asked &[], None;
-    cudaGraphExecDestroy = CallEffect::Ends(&[Kind::GraphExec]), asked &[], None;
-    cublasCreate_v2 = makes("cublasCreate", Kind::Cublas, false), asked &[], None;
-    cublasDestroy_v2 = CallEffect::Ends(&[Kind::Cublas]), asked &[], None;
+    cudaHostAlloc = makes("cudaHostAlloc", AllocationKind::Pinned, true), asked &[], None;
+    cudaMallocHost = makes("cudaMallocHost", AllocationKind::Pinned, true), asked &[], None;
+    cudaFreeHost = CallEffect::Ends(&[AllocationKind::Pinned]), asked &[], None;
+    cudaGraphInstantiate = makes("cudaGraphInstantiate", AllocationKind::GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", AllocationKind::GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", AllocationKind::GraphExec, false), asked &[], None;
+    cudaGraphExecDestroy = CallEffect::Ends(&[AllocationKind::GraphExec]), asked &[], None;
+    cublasCreate_v2 = makes("cublasCreate", AllocationKind::Cublas, false), asked &[], None;
+    cublasDestroy_v2 = CallEffect::Ends(&[AllocationKind::Cublas]), asked &[], None;
 
-    cuMemAlloc_v2 = makes("cuMemAlloc", Kind::Device, true), asked &[since(b"cuMemAlloc", 3_020)], None;
-    cuMemAllocManaged = makes("cuMemAllocManaged", Kind::Device, true), asked &[since(b"cuMemAllocManaged", 6_000)], None;
+    cuMemAlloc_v2 = makes("cuMemAlloc", AllocationKind::Device, true), asked &[since(b"cuMemAlloc", 3_020)], None;
+    cuMemAllocManaged = makes("cuMemAllocManaged", AllocationKind::Device, true), asked &[since(b"cuMemAllocManaged", 6_000)], None;
     cuMemFree_v2 = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFree", 3_020)], None;
-    cuMemAllocAsync = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(false);
-    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Kind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(true);
-    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(false);
-    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Kind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(true);
+    cuMemAllocAsync = makes("cuMemAllocAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(false);
+    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(true);
+    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(false);
+    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(true);
     cuMemFreeAsync = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(false);
     cuMemFreeAsync_ptsz = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(true);
-    cuMemHostAlloc = makes("cuMemHostAlloc", Kind::Pinned, true), asked &[since(b"cuMemHostAlloc", 2_020)], None;
-    cuMemAllocHost_v2 = makes("cuMemAllocHost", Kind::Pinned, true), asked &[since(b"cuMemAllocHost", 3_020)], None;
-    cuMemFreeHost = CallEffect::Ends(&[Kind::Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
-    cuMemCreate = makes("cuMemCreate", Kind::Handle, true), asked &[since(b"cuMemCreate", 10_020)], None;
-    cuMemRelease = CallEffect::Ends(&[Kind::Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
+    cuMemHostAlloc = makes("cuMemHostAlloc", AllocationKind::Pinned, true), asked &[since(b"cuMemHostAlloc", 2_020)], None;
+    cuMemAllocHost_v2 = makes("cuMemAllocHost", AllocationKind::Pinned, true), asked &[since(b"cuMemAllocHost", 3_020)], None;
+    cuMemFreeHost = CallEffect::Ends(&[AllocationKind::Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
+    cuMemCreate = makes("cuMemCreate", AllocationKind::Handle, true), asked &[since(b"cuMemCreate", 10_020)], None;
+    cuMemRelease = CallEffect::Ends(&[AllocationKind::Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
     cuMemMap = CallEffect::Maps { function: number_of("cuMemMap") }, asked &[since(b"cuMemMap", 10_020)], None;
     cuMemUnmap = CallEffect::Unmaps, asked &[since(b"cuMemUnmap", 10_020)], None;
-    cuGraphInstantiate = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 10_000, 11_000)], None;
-    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", Kind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 11_000, 12_000)], None;
-    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
-    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
-    cuGraphExecDestroy = CallEffect::Ends(&[Kind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
+    cuGraphInstantiate = makes("cuGraphInstantiate", AllocationKind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 10_000, 11_000)], None;
+    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", AllocationKind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 11_000, 12_000)], None;
+    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", AllocationKind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
+    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", AllocationKind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
+    cuGraphExecDestroy = CallEffect::Ends(&[AllocationKind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
 }
 
 #[cfg(test)]

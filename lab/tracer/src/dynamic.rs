@@ -14,7 +14,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::count::entered;
-use crate::cuda::{HOOKS, Hook, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
+use crate::cuda::{CudaHook, HOOKS, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
 use crate::real::{self, RealFunction};
 use crate::{registered, sys};
 
@@ -129,7 +129,7 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> LookupC
 }
 
 /// Returns our function instead of the found one, if ours can call it.
-fn stand_in(hook: &Hook, found: *mut c_void) -> Option<*mut c_void> {
+fn stand_in(hook: &CudaHook, found: *mut c_void) -> Option<*mut c_void> {
     let ours = hook.ours();
     (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)
 }

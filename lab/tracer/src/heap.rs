@@ -11,7 +11,7 @@ use core::ffi::{c_int, c_void};
 
 use crate::arena::{from_arena, is_of_arena, moved};
 use crate::count::{allocated, freeing, kept};
-use crate::layout::{Kind, number_of};
+use crate::layout::{AllocationKind, number_of};
 use crate::real::RealFunction;
 use crate::sys;
 
@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
     } else if bytes != 0
         && let Some(before) = before
     {
-        kept(Kind::Heap, block.addr(), before);
+        kept(AllocationKind::Heap, block.addr(), before);
     }
     new
 }

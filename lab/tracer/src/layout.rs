@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Numbers have native byte order, as writer and reader run on the same machine. A record is valid once its
-//! `hash` is larger than [`BUSY`]; from then on only its counters change. Each counter is updated
+//! `hash` is larger than [`BUSY_HASH`]; from then on only its counters change. Each counter is updated
 //! atomically, but separately from the others: a reader may see counters of different ages, and never a
 //! torn one.
 
@@ -17,15 +17,15 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"WDNTRACE");
 /// Version of this layout.
 pub const VERSION: u32 = 2;
 /// Size of the header in bytes.
-pub const HEADER: usize = 4096;
+pub const HEADER_BYTES: usize = 4096;
 /// Size of a record in bytes.
-pub const RECORD: usize = 256;
+pub const RECORD_BYTES: usize = 256;
 /// Records in the file; a serving process has some hundreds of allocating call sites.
 pub const MAX_SITES: usize = 16_384;
 /// Size of the file in bytes.
-pub const FILE: usize = HEADER + MAX_SITES * RECORD;
+pub const FILE_BYTES: usize = HEADER_BYTES + MAX_SITES * RECORD_BYTES;
 /// Maximum return addresses in a record.
-pub const FRAMES: usize = 24;
+pub const MAX_FRAMES: usize = 24;
 /// Counters of allocations are in 256ths, because the weight of a sampled allocation is no integer.
 pub const COUNT_UNIT: u64 = 256;
 
@@ -59,7 +59,7 @@ pub mod header {
 
 /// Offsets in a record.
 pub mod record {
-    /// 0: free; [`super::BUSY`]: being written; else valid. u64.
+    /// 0: free; [`super::BUSY_HASH`]: being written; else valid. u64.
     pub const HASH: usize = 0;
     /// Index in [`super::FUNCTIONS`], u32.
     pub const FUNCTION: usize = 8;
@@ -82,12 +82,12 @@ pub mod record {
 }
 
 /// Hash of a record that is being written.
-pub const BUSY: u64 = 1;
+pub const BUSY_HASH: u64 = 1;
 
 /// Kinds of counted allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Kind {
+pub enum AllocationKind {
     /// The C library's heap.
     Heap = 1,
     /// Writable anonymous mappings.
@@ -110,40 +110,40 @@ pub enum Kind {
 }
 
 /// All counted functions with their kind; a record stores the index.
-pub const FUNCTIONS: [(&str, Kind); 29] = [
-    ("malloc", Kind::Heap),
-    ("calloc", Kind::Heap),
-    ("realloc", Kind::Heap),
-    ("memalign", Kind::Heap),
-    ("aligned_alloc", Kind::Heap),
-    ("posix_memalign", Kind::Heap),
-    ("mmap", Kind::Mapped),
-    ("mremap", Kind::Mapped),
-    ("cudaHostAlloc", Kind::Pinned),
-    ("cudaMallocHost", Kind::Pinned),
-    ("cuMemHostAlloc", Kind::Pinned),
-    ("cuMemAllocHost", Kind::Pinned),
-    ("cudaMalloc", Kind::Device),
-    ("cudaMallocManaged", Kind::Device),
-    ("cuMemAlloc", Kind::Device),
-    ("cuMemAllocManaged", Kind::Device),
-    ("cudaMallocAsync", Kind::Pool),
-    ("cudaMallocFromPoolAsync", Kind::Pool),
-    ("cuMemAllocAsync", Kind::Pool),
-    ("cuMemAllocFromPoolAsync", Kind::Pool),
-    ("cuMemCreate", Kind::Handle),
-    ("cuMemMap", Kind::DeviceMapped),
-    ("cudaGraphInstantiate", Kind::GraphExec),
-    ("cudaGraphInstantiateWithFlags", Kind::GraphExec),
-    ("cudaGraphInstantiateWithParams", Kind::GraphExec),
-    ("cuGraphInstantiate", Kind::GraphExec),
-    ("cuGraphInstantiateWithFlags", Kind::GraphExec),
-    ("cuGraphInstantiateWithParams", Kind::GraphExec),
-    ("cublasCreate", Kind::Cublas),
+pub const FUNCTIONS: [(&str, AllocationKind); 29] = [
+    ("malloc", AllocationKind::Heap),
+    ("calloc", AllocationKind::Heap),
+    ("realloc", AllocationKind::Heap),
+    ("memalign", AllocationKind::Heap),
+    ("aligned_alloc", AllocationKind::Heap),
+    ("posix_memalign", AllocationKind::Heap),
+    ("mmap", AllocationKind::Mapped),
+    ("mremap", AllocationKind::Mapped),
+    ("cudaHostAlloc", AllocationKind::Pinned),
+    ("cudaMallocHost", AllocationKind::Pinned),
+    ("cuMemHostAlloc", AllocationKind::Pinned),
+    ("cuMemAllocHost", AllocationKind::Pinned),
+    ("cudaMalloc", AllocationKind::Device),
+    ("cudaMallocManaged", AllocationKind::Device),
+    ("cuMemAlloc", AllocationKind::Device),
+    ("cuMemAllocManaged", AllocationKind::Device),
+    ("cudaMallocAsync", AllocationKind::Pool),
+    ("cudaMallocFromPoolAsync", AllocationKind::Pool),
+    ("cuMemAllocAsync", AllocationKind::Pool),
+    ("cuMemAllocFromPoolAsync", AllocationKind::Pool),
+    ("cuMemCreate", AllocationKind::Handle),
+    ("cuMemMap", AllocationKind::DeviceMapped),
+    ("cudaGraphInstantiate", AllocationKind::GraphExec),
+    ("cudaGraphInstantiateWithFlags", AllocationKind::GraphExec),
+    ("cudaGraphInstantiateWithParams", AllocationKind::GraphExec),
+    ("cuGraphInstantiate", AllocationKind::GraphExec),
+    ("cuGraphInstantiateWithFlags", AllocationKind::GraphExec),
+    ("cuGraphInstantiateWithParams", AllocationKind::GraphExec),
+    ("cublasCreate", AllocationKind::Cublas),
 ];
 
 /// Name and kind of a function by its index.
-pub const fn function(number: u32) -> Option<(&'static str, Kind)> {
+pub const fn function(number: u32) -> Option<(&'static str, AllocationKind)> {
     if (number as usize) < FUNCTIONS.len() { Some(FUNCTIONS[number as usize]) } else { None }
 }
 

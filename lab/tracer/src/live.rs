@@ -11,7 +11,7 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::layout::Kind;
+use crate::layout::AllocationKind;
 use crate::state::private;
 
 /// Keys per bucket: a cache line.
@@ -21,7 +21,7 @@ const BUCKET_COUNT: usize = 1 << 16;
 const KEY_BYTES: usize = BUCKET_COUNT * BUCKET_KEYS * 8;
 const VALUE_BYTES: usize = KEY_BYTES * 2;
 /// Size of the private mapping in bytes.
-pub(crate) const BYTES: usize = KEY_BYTES + VALUE_BYTES + crate::ranges::BYTES;
+pub(crate) const PRIVATE_BYTES: usize = KEY_BYTES + VALUE_BYTES + crate::ranges::LISTS_BYTES;
 /// Offset of the lists of ranges.
 pub(crate) const RANGES_OFFSET: usize = KEY_BYTES + VALUE_BYTES;
 
@@ -30,7 +30,7 @@ const CLAIMED_KEY: u64 = 1;
 
 /// Counted weight of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct LiveEntry {
     pub(crate) site: u32,
     /// Weight in bytes.
     pub(crate) bytes: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Entry {
 
 /// The key of an address or handle, which includes the kind: two kinds may use the same number.
 #[inline]
-pub(crate) fn key(kind: Kind, handle: usize) -> u64 {
+pub(crate) fn key(kind: AllocationKind, handle: usize) -> u64 {
     (handle as u64) ^ ((kind as u64) << 56)
 }
 
@@ -59,7 +59,7 @@ fn present(bucket: usize) -> &'static AtomicU8 {
 }
 
 /// Inserts a key; returns false if its bucket is full.
-pub(crate) fn insert(key: u64, entry: Entry) -> bool {
+pub(crate) fn insert(key: u64, entry: LiveEntry) -> bool {
     if key <= CLAIMED_KEY {
         return false;
     }
@@ -84,12 +84,12 @@ pub(crate) fn insert(key: u64, entry: Entry) -> bool {
 
 /// Removes a key, if present.
 #[inline]
-pub(crate) fn take(key: u64) -> Option<Entry> {
+pub(crate) fn take(key: u64) -> Option<LiveEntry> {
     let bucket = bucket(key);
     if present(bucket).load(Ordering::Relaxed) == 0 { None } else { take_from_bucket(key, bucket) }
 }
 
-fn take_from_bucket(key: u64, bucket: usize) -> Option<Entry> {
+fn take_from_bucket(key: u64, bucket: usize) -> Option<LiveEntry> {
     if key <= CLAIMED_KEY {
         return None;
     }
@@ -103,7 +103,7 @@ fn take_from_bucket(key: u64, bucket: usize) -> Option<Entry> {
 }
 
 #[cold]
-fn take_slot(way: usize, key: u64) -> Option<Entry> {
+fn take_slot(way: usize, key: u64) -> Option<LiveEntry> {
     let place = private(way * 8)?;
     if place.load(Ordering::Acquire) != key {
         return None;
@@ -115,5 +115,5 @@ fn take_slot(way: usize, key: u64) -> Option<Entry> {
     place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
     present(way / BUCKET_KEYS).fetch_sub(1, Ordering::Relaxed);
     #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]
-    Some(Entry { site: (rest >> 32) as u32, bytes, count: rest as u32 })
+    Some(LiveEntry { site: (rest >> 32) as u32, bytes, count: rest as u32 })
 }

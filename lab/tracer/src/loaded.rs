@@ -4,7 +4,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
-use crate::sys::{self, DynamicEntry, ElfSymbol, LoadedObject, Segment};
+use crate::sys::{self, DynamicEntry, ElfSymbol, LoadedObject, ProgramHeader};
 
 const MAX_PATH: usize = 4096;
 
@@ -136,7 +136,7 @@ unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_
 ///
 /// # Safety
 /// The loader's description; so for all below.
-unsafe fn segments(object: &LoadedObject) -> &[Segment] {
+unsafe fn segments(object: &LoadedObject) -> &[ProgramHeader] {
     if object.segments.is_null() {
         return &[];
     }

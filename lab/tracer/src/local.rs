@@ -13,7 +13,7 @@ use core::sync::atomic::{Ordering, compiler_fence};
 
 /// State of a thread. All zero is a valid initial state.
 #[repr(C, align(16))]
-pub(crate) struct Local {
+pub(crate) struct ThreadState {
     /// Bytes that this thread may allocate before the next sample; negative if one is due.
     pub(crate) until: Cell<i64>,
     /// State of its random number generator; 0 before the first use.
@@ -28,7 +28,7 @@ pub(crate) struct Local {
     pub(crate) inside_site: Cell<u32>,
 }
 
-const _: () = assert!(size_of::<Local>() <= 64, "the storage below is 64 bytes");
+const _: () = assert!(size_of::<ThreadState>() <= 64, "the storage below is 64 bytes");
 
 core::arch::global_asm!(
     ".pushsection .tbss,\"awT\",%nobits",
@@ -43,8 +43,8 @@ core::arch::global_asm!(
 );
 
 #[inline]
-pub(crate) fn local() -> &'static Local {
-    let place: *const Local;
+pub(crate) fn local() -> &'static ThreadState {
+    let place: *const ThreadState;
     // SAFETY: computes an address from the thread pointer and a constant that the loader has filled in; touches no memory
     // of ours.
     #[cfg(target_arch = "x86_64")]
@@ -77,14 +77,14 @@ pub(crate) fn local() -> &'static Local {
 }
 
 /// Marks this thread as being in our own code, and restores `errno` on drop.
-pub(crate) struct Busy {
-    local: &'static Local,
+pub(crate) struct TracerGuard {
+    local: &'static ThreadState,
     error: core::ffi::c_int,
 }
 
-impl Busy {
+impl TracerGuard {
     /// Returns `None` if the thread is in our code already.
-    pub(crate) fn enter(local: &'static Local) -> Option<Self> {
+    pub(crate) fn enter(local: &'static ThreadState) -> Option<Self> {
         if local.busy.replace(true) {
             return None;
         }
@@ -96,7 +96,7 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for TracerGuard {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { *crate::sys::__errno_location() = self.error };

@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_long, c_void};
 
 use crate::count::{mapped_here, unmapped, unmapping};
 use crate::layout::number_of;
-use crate::ranges::{Leaving, List};
+use crate::ranges::{PendingUnmap, RangeList};
 use crate::real::RealFunction;
 use crate::state::paged;
 use crate::sys;
@@ -95,8 +95,8 @@ unsafe fn map_counted(
     at
 }
 
-fn leaving(address: *mut c_void, bytes: usize) -> Option<Leaving> {
-    unmapping(List::Host, address.addr(), paged(bytes))
+fn leaving(address: *mut c_void, bytes: usize) -> Option<PendingUnmap> {
+    unmapping(RangeList::Host, address.addr(), paged(bytes))
 }
 
 /// Sets `errno` to `ENOMEM`.

@@ -18,7 +18,7 @@ const MAX_RANGES: usize = 8192;
 /// Size of a list in bytes: lock, length, and three words per range.
 const LIST_BYTES: usize = 16 + MAX_RANGES * 24;
 /// Size of both lists in bytes.
-pub(crate) const BYTES: usize = 2 * LIST_BYTES;
+pub(crate) const LISTS_BYTES: usize = 2 * LIST_BYTES;
 /// Spins on the lock before the first yield.
 const LOCK_SPINS: u32 = 256;
 /// Yields before giving up and leaving something uncounted: the lock's holder may be stopped for good, by a
@@ -28,14 +28,14 @@ const LOCK_YIELDS: u32 = 20_000;
 const LOCK_YIELDS_AFTER_TIMEOUT: u32 = 4;
 
 #[derive(Clone, Copy)]
-pub(crate) enum List {
+pub(crate) enum RangeList {
     /// Anonymous host memory.
     Host = 0,
     Device = 1,
 }
 
 #[derive(Clone, Copy)]
-struct Range {
+struct MappedRange {
     start: u64,
     end: u64,
     site: u32,
@@ -45,10 +45,10 @@ struct Range {
     mark: u32,
 }
 
-/// Bit of [`Range::whole`] in the third word of a range, between record and mark.
+/// Bit of [`MappedRange::whole`] in the third word of a range, between record and mark.
 const WHOLE_BIT: u64 = 1 << 31;
 
-impl Range {
+impl MappedRange {
     fn count(&self) -> u64 {
         if self.whole { COUNT_UNIT } else { 0 }
     }
@@ -59,10 +59,10 @@ impl Range {
 }
 
 /// A locked list.
-struct Held(usize);
+struct LockedList(usize);
 
-impl Held {
-    fn lock(list: List) -> Option<Self> {
+impl LockedList {
+    fn lock(list: RangeList) -> Option<Self> {
         static WAITED_IN_VAIN: AtomicBool = AtomicBool::new(false);
         let base = RANGES_OFFSET + list as usize * LIST_BYTES;
         let lock = private(base)?;
@@ -98,10 +98,10 @@ impl Held {
         usize::try_from(self.word(1)).unwrap_or(0).min(MAX_RANGES)
     }
 
-    fn get(&self, index: usize) -> Range {
+    fn get(&self, index: usize) -> MappedRange {
         let at = 2 + index * 3;
         let rest = self.word(at + 2);
-        Range {
+        MappedRange {
             start: self.word(at),
             end: self.word(at + 1),
             site: (rest & (WHOLE_BIT - 1)) as u32,
@@ -110,7 +110,7 @@ impl Held {
         }
     }
 
-    fn set(&self, index: usize, range: Range) {
+    fn set(&self, index: usize, range: MappedRange) {
         let at = 2 + index * 3;
         self.put(at, range.start);
         self.put(at + 1, range.end);
@@ -118,7 +118,7 @@ impl Held {
         self.put(at + 2, u64::from(range.mark) << 32 | whole | u64::from(range.site));
     }
 
-    fn push(&self, range: Range) -> bool {
+    fn push(&self, range: MappedRange) -> bool {
         let len = self.len();
         if len == MAX_RANGES {
             return false;
@@ -142,10 +142,11 @@ impl Held {
             let range = self.get(index);
             let (first, stop) = (range.start.max(begin), range.end.min(limit));
             if first < stop && range.mark != mark && (all || range.mark == 0) {
-                let before = Range { end: first, ..range };
-                let after = Range { start: stop, whole: range.whole && before.bytes() == 0, ..range };
+                let before = MappedRange { end: first, ..range };
+                let after = MappedRange { start: stop, whole: range.whole && before.bytes() == 0, ..range };
                 let alone = before.bytes() == 0 && after.bytes() == 0;
-                let inside = Range { start: first, end: stop, mark, whole: range.whole && alone, ..range };
+                let inside =
+                    MappedRange { start: first, end: stop, mark, whole: range.whole && alone, ..range };
                 let parts = usize::from(before.bytes() > 0) + usize::from(after.bytes() > 0);
                 if self.len() + parts > MAX_RANGES {
                     state::count(header::UNFOLLOWED);
@@ -179,7 +180,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for LockedList {
     fn drop(&mut self) {
         if let Some(lock) = private(self.0) {
             lock.store(0, Ordering::Release);
@@ -196,13 +197,13 @@ fn new_mark() -> u32 {
 /// Adds a range; returns false if it cannot be tracked. Ranges at the same place have ended unnoticed;
 /// `gone` gets them.
 pub(crate) fn add(
-    list: List,
+    list: RangeList,
     start: usize,
     length: usize,
     site: u32,
     mut gone: impl FnMut(u32, u64, u64),
 ) -> bool {
-    let Some(held) = Held::lock(list) else { return false };
+    let Some(held) = LockedList::lock(list) else { return false };
     let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
     let mark = new_mark();
     // A call that marked them has finished unmapping: otherwise the kernel would not have reused the
@@ -210,30 +211,30 @@ pub(crate) fn add(
     if held.mark(start, end, mark, true) {
         held.take(mark, &mut gone);
     }
-    held.push(Range { start, end, site, whole: true, mark: 0 })
+    held.push(MappedRange { start, end, site, whole: true, mark: 0 })
 }
 
 /// Ranges about to be unmapped.
 #[derive(Clone, Copy)]
-pub(crate) struct Leaving {
-    list: List,
+pub(crate) struct PendingUnmap {
+    list: RangeList,
     mark: u32,
 }
 
 /// Marks the parts of the list in a range that is about to be unmapped; `None` if there are none.
-pub(crate) fn leaving(list: List, start: usize, length: usize) -> Option<Leaving> {
-    let Some(held) = Held::lock(list) else {
+pub(crate) fn leaving(list: RangeList, start: usize, length: usize) -> Option<PendingUnmap> {
+    let Some(held) = LockedList::lock(list) else {
         state::count(header::UNFOLLOWED);
         return None;
     };
     let mark = new_mark();
     let begin = start as u64;
-    held.mark(begin, begin.saturating_add(length as u64), mark, false).then_some(Leaving { list, mark })
+    held.mark(begin, begin.saturating_add(length as u64), mark, false).then_some(PendingUnmap { list, mark })
 }
 
-impl Leaving {
+impl PendingUnmap {
     pub(crate) fn gone(self, mut gone: impl FnMut(u32, u64, u64)) {
-        match Held::lock(self.list) {
+        match LockedList::lock(self.list) {
             Some(held) => held.take(self.mark, &mut gone),
             None => state::count(header::UNFOLLOWED),
         }
@@ -241,11 +242,11 @@ impl Leaving {
 
     /// Removes the mark after a failed unmapping.
     pub(crate) fn stayed(self) {
-        let Some(held) = Held::lock(self.list) else { return state::count(header::UNFOLLOWED) };
+        let Some(held) = LockedList::lock(self.list) else { return state::count(header::UNFOLLOWED) };
         for index in 0..held.len() {
             let range = held.get(index);
             if range.mark == self.mark {
-                held.set(index, Range { mark: 0, ..range });
+                held.set(index, MappedRange { mark: 0, ..range });
             }
         }
     }

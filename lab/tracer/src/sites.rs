@@ -2,28 +2,28 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::layout::{BUSY, FRAMES, HEADER, MAX_SITES, RECORD, header, record};
+use crate::layout::{BUSY_HASH, HEADER_BYTES, MAX_FRAMES, MAX_SITES, RECORD_BYTES, header, record};
 use crate::state::{self, half, word};
 
 /// Slots searched before a call site is dropped.
 const MAX_PROBES: usize = 256;
 
 const fn at(site: usize, offset: usize) -> usize {
-    HEADER + site * RECORD + offset
+    HEADER_BYTES + site * RECORD_BYTES + offset
 }
 
 /// Finds or creates the record of a call site. `None` if there is no free slot.
 pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32> {
     let start = u64::from(function) | u64::from(parent) << 32;
     let hash =
-        addresses.iter().fold(mixed(start), |hash, address| mixed(hash ^ *address as u64)).max(BUSY + 1);
+        addresses.iter().fold(mixed(start), |hash, address| mixed(hash ^ *address as u64)).max(BUSY_HASH + 1);
     let first = usize::try_from(hash >> 32).unwrap_or(0);
     for probe in 0..MAX_PROBES {
         let site = (first + probe) % MAX_SITES;
         let state = word(at(site, record::HASH))?;
         let mut seen = state.load(Ordering::Acquire);
         if seen == 0 {
-            match state.compare_exchange(0, BUSY, Ordering::Acquire, Ordering::Acquire) {
+            match state.compare_exchange(0, BUSY_HASH, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => {
                     fill_record(site, function, parent, addresses)?;
                     state.store(hash, Ordering::Release);
@@ -45,7 +45,7 @@ pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32>
 fn fill_record(site: usize, function: u32, parent: u32, addresses: &[usize]) -> Option<()> {
     half(at(site, record::FUNCTION))?.store(function, Ordering::Relaxed);
     half(at(site, record::PARENT))?.store(parent, Ordering::Relaxed);
-    let count = addresses.len().min(FRAMES);
+    let count = addresses.len().min(MAX_FRAMES);
     half(at(site, record::FRAME_COUNT))?.store(u32::try_from(count).unwrap_or(0), Ordering::Relaxed);
     for (index, address) in addresses.iter().take(count).enumerate() {
         word(at(site, record::FRAME + 8 * index))?.store(*address as u64, Ordering::Relaxed);

@@ -10,7 +10,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::Ordering;
 
-use crate::layout::{FILE, HEADER, MAGIC, VERSION, header};
+use crate::layout::{FILE_BYTES, HEADER_BYTES, MAGIC, VERSION, header};
 use crate::map::real_mmap;
 use crate::{live, state, sys};
 
@@ -18,7 +18,7 @@ use crate::{live, state, sys};
 const FOLDER_VARIABLE: &CStr = c"LLAMA_WARDEN_TRACE";
 /// Variable with the mean bytes between samples, 1 KiB to 16 MiB: above that, the weight of a small block
 /// overflows.
-const INTERVAL: &CStr = c"LLAMA_WARDEN_TRACE_INTERVAL";
+const INTERVAL_VARIABLE: &CStr = c"LLAMA_WARDEN_TRACE_INTERVAL";
 /// Default interval in bytes; the docs of `diagnose --trace` state its cost and precision.
 const DEFAULT_INTERVAL: usize = 64 * 1024;
 const MAX_PATH: usize = 4096;
@@ -55,18 +55,20 @@ fn publish(folder: &[u8]) -> Option<()> {
     // same PID in another namespace may have it mapped.
     // SAFETY: the path ends in a zero.
     unsafe { sys::unlink(path.as_ptr().cast::<c_char>()) };
-    if !may_have_size(FILE.max(live::BYTES)) {
+    if !may_have_size(FILE_BYTES.max(live::PRIVATE_BYTES)) {
         return None;
     }
     // SAFETY: the path ends in a zero.
-    let file = map_new_file(unsafe { sys::open(path.as_ptr().cast::<c_char>(), flags, 0o600) }, FILE)?;
+    let file = map_new_file(unsafe { sys::open(path.as_ptr().cast::<c_char>(), flags, 0o600) }, FILE_BYTES)?;
     // SAFETY: the name is a C string.
-    let private =
-        map_new_file(unsafe { sys::memfd_create(c"warden-tracer".as_ptr(), sys::MFD_CLOEXEC) }, live::BYTES)?;
+    let private = map_new_file(
+        unsafe { sys::memfd_create(c"warden-tracer".as_ptr(), sys::MFD_CLOEXEC) },
+        live::PRIVATE_BYTES,
+    )?;
     let gate = gate()?;
     let mut interval = DEFAULT_INTERVAL;
     // SAFETY: as in `start`.
-    let asked = unsafe { sys::getenv(INTERVAL.as_ptr()) };
+    let asked = unsafe { sys::getenv(INTERVAL_VARIABLE.as_ptr()) };
     if !asked.is_null() {
         // SAFETY: as in `start`.
         interval = number(unsafe { CStr::from_ptr(asked) }.to_bytes())
@@ -76,7 +78,7 @@ fn publish(folder: &[u8]) -> Option<()> {
     // SAFETY: a number of the kernel's, which stays.
     state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
     // The unwinder initializes itself at its first use: do that here, while no lock is held.
-    let _first = crate::walk::Walk::here();
+    let _first = crate::walk::StackWalk::here();
     // SAFETY: mapped just now with these sizes, shared, zero, and never unmapped; the gate is wiped by a fork.
     unsafe { state::open(file, private, gate, interval) };
     write_header(pid, interval);
@@ -85,7 +87,7 @@ fn publish(folder: &[u8]) -> Option<()> {
 
 /// Returns true if a file may have this size: otherwise SIGXFSZ would end the program.
 fn may_have_size(bytes: usize) -> bool {
-    let mut limit = sys::Limit { now: 0, most: 0 };
+    let mut limit = sys::ResourceLimit { now: 0, most: 0 };
     // SAFETY: writes to `limit`.
     unsafe { sys::getrlimit(sys::RLIMIT_FSIZE, &raw mut limit) == 0 && limit.now >= bytes as u64 }
 }
@@ -127,7 +129,7 @@ fn gate() -> Option<*mut c_void> {
 
 /// Writes the header, the magic number last.
 fn write_header(pid: u32, interval: usize) {
-    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+    let mut now = sys::CTimespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
     unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
     let started = now.seconds.cast_unsigned() * 1000 + now.nanoseconds.cast_unsigned() / 1_000_000;
@@ -149,7 +151,7 @@ fn write_header(pid: u32, interval: usize) {
     // SAFETY: a handle that is always valid.
     let malloc = unsafe { crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc") };
     put(header::OWN_HEAP, u64::from(!crate::loaded::is_ours(malloc)));
-    let mut exe = [0_u8; HEADER - header::EXE];
+    let mut exe = [0_u8; HEADER_BYTES - header::EXE];
     // SAFETY: writes at most as many bytes as there are.
     let length = unsafe { sys::readlink(c"/proc/self/exe".as_ptr(), exe.as_mut_ptr().cast(), exe.len()) };
     if let Ok(length) = u32::try_from(length) {

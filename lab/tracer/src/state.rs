@@ -6,7 +6,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::layout::{FILE, header};
+use crate::layout::{FILE_BYTES, header};
 
 /// Page with the switch; null before the start.
 static GATE_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
@@ -57,7 +57,7 @@ pub(crate) fn large() -> usize {
 /// Starts counting.
 ///
 /// # Safety
-/// `file` is [`FILE`] bytes, `private` is [`crate::live::BYTES`] bytes, both zero, mapped shared and never unmapped; `gate` is
+/// `file` is [`FILE_BYTES`] bytes, `private` is [`crate::live::PRIVATE_BYTES`] bytes, both zero, mapped shared and never unmapped; `gate` is
 /// a page that a fork wipes.
 pub(crate) unsafe fn open(file: *mut c_void, private: *mut c_void, gate: *mut c_void, interval: usize) {
     PUBLIC_MAP.store(file.cast(), Ordering::Relaxed);
@@ -72,7 +72,7 @@ pub(crate) unsafe fn open(file: *mut c_void, private: *mut c_void, gate: *mut c_
 #[inline]
 pub(crate) fn word(offset: usize) -> Option<&'static AtomicU64> {
     let base = PUBLIC_MAP.load(Ordering::Relaxed);
-    if base.is_null() || offset > FILE - 8 || !offset.is_multiple_of(8) {
+    if base.is_null() || offset > FILE_BYTES - 8 || !offset.is_multiple_of(8) {
         return None;
     }
     // SAFETY: within the mapping, aligned, and only ever used as an atomic.
@@ -82,7 +82,7 @@ pub(crate) fn word(offset: usize) -> Option<&'static AtomicU64> {
 /// A 32-bit number in the published file.
 pub(crate) fn half(offset: usize) -> Option<&'static AtomicU32> {
     let base = PUBLIC_MAP.load(Ordering::Relaxed);
-    if base.is_null() || offset > FILE - 4 || !offset.is_multiple_of(4) {
+    if base.is_null() || offset > FILE_BYTES - 4 || !offset.is_multiple_of(4) {
         return None;
     }
     // SAFETY: as above.
@@ -93,7 +93,7 @@ pub(crate) fn half(offset: usize) -> Option<&'static AtomicU32> {
 #[inline]
 pub(crate) fn private(offset: usize) -> Option<&'static AtomicU64> {
     let base = PRIVATE_MAP.load(Ordering::Relaxed);
-    if base.is_null() || offset > crate::live::BYTES - 8 || !offset.is_multiple_of(8) {
+    if base.is_null() || offset > crate::live::PRIVATE_BYTES - 8 || !offset.is_multiple_of(8) {
         return None;
     }
     // SAFETY: as above.
@@ -107,4 +107,4 @@ pub(crate) fn count(offset: usize) {
     }
 }
 
-const _: () = assert!(header::EXE + 256 <= crate::layout::HEADER, "the path has room");
+const _: () = assert!(header::EXE + 256 <= crate::layout::HEADER_BYTES, "the path has room");

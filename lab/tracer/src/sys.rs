@@ -34,7 +34,7 @@ pub(crate) const CLOCK_MONOTONIC_COARSE: c_int = 6;
 pub(crate) const ENOMEM: c_int = 12;
 
 #[repr(C)]
-pub(crate) struct Timespec {
+pub(crate) struct CTimespec {
     pub(crate) seconds: c_long,
     pub(crate) nanoseconds: c_long,
 }
@@ -44,7 +44,7 @@ pub(crate) const RLIMIT_FSIZE: c_int = 1;
 
 /// Soft and hard limit (`struct rlimit`).
 #[repr(C)]
-pub(crate) struct Limit {
+pub(crate) struct ResourceLimit {
     pub(crate) now: u64,
     pub(crate) most: u64,
 }
@@ -63,13 +63,13 @@ pub(crate) const DT_GNU_HASH: isize = 0x6fff_fef5;
 pub(crate) struct LoadedObject {
     pub(crate) base: usize,
     pub(crate) name: *const c_char,
-    pub(crate) segments: *const Segment,
+    pub(crate) segments: *const ProgramHeader,
     pub(crate) segment_count: u16,
 }
 
 /// A 64-bit program header.
 #[repr(C)]
-pub(crate) struct Segment {
+pub(crate) struct ProgramHeader {
     pub(crate) kind: u32,
     _flags: u32,
     _offset: u64,
@@ -137,11 +137,11 @@ unsafe extern "C" {
     pub(crate) fn posix_fallocate(file: c_int, offset: c_long, length: c_long) -> c_int;
     pub(crate) fn memfd_create(name: *const c_char, flags: u32) -> c_int;
     pub(crate) fn madvise(start: *mut c_void, length: usize, advice: c_int) -> c_int;
-    pub(crate) fn getrlimit(what: c_int, out: *mut Limit) -> c_int;
+    pub(crate) fn getrlimit(what: c_int, out: *mut ResourceLimit) -> c_int;
     pub(crate) fn getpid() -> c_int;
     pub(crate) fn getenv(name: *const c_char) -> *const c_char;
     pub(crate) fn readlink(path: *const c_char, out: *mut c_char, bytes: usize) -> isize;
-    pub(crate) fn clock_gettime(clock: c_int, out: *mut Timespec) -> c_int;
+    pub(crate) fn clock_gettime(clock: c_int, out: *mut CTimespec) -> c_int;
     pub(crate) fn __errno_location() -> *mut c_int;
     pub(crate) fn _Unwind_Backtrace(step: UnwindStep, data: *mut c_void) -> c_int;
     pub(crate) fn _Unwind_GetIP(context: *mut UnwindContext) -> usize;

@@ -17,7 +17,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::layout::{FRAMES, header};
+use crate::layout::{MAX_FRAMES, header};
 use crate::sys::{self, UnwindContext};
 use crate::{registered, state};
 
@@ -27,17 +27,17 @@ const MAX_WALKS_PER_SECOND: u64 = 2000;
 const TRUNCATED_FRAMES: usize = 8;
 
 /// Return addresses, innermost first, beginning with our own.
-pub(crate) struct Walk {
-    addresses: [usize; FRAMES],
+pub(crate) struct StackWalk {
+    addresses: [usize; MAX_FRAMES],
     count: usize,
     limit: usize,
 }
 
-impl Walk {
+impl StackWalk {
     /// Walks the stack of this thread.
     #[inline(never)]
     pub(crate) fn here() -> Self {
-        let mut walk = Self { addresses: [0; FRAMES], count: 0, limit: FRAMES };
+        let mut walk = Self { addresses: [0; MAX_FRAMES], count: 0, limit: MAX_FRAMES };
         state::count(header::WALKS);
         if registered::any() {
             state::count(header::SHORT_WALKS);
@@ -60,10 +60,10 @@ impl Walk {
 /// Records one address.
 ///
 /// # Safety
-/// The unwinder's own context, and a [`Walk`] that nobody else has.
+/// The unwinder's own context, and a [`StackWalk`] that nobody else has.
 unsafe extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
     // SAFETY: the caller's promise: the unwinder hands on what `here` gave it, and its own context.
-    let (walk, address) = unsafe { (&mut *data.cast::<Walk>(), sys::_Unwind_GetIP(context)) };
+    let (walk, address) = unsafe { (&mut *data.cast::<StackWalk>(), sys::_Unwind_GetIP(context)) };
     if address == 0 || walk.count >= walk.limit {
         return sys::URC_NORMAL_STOP;
     }
@@ -77,7 +77,7 @@ unsafe extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_i
 fn is_within_budget() -> bool {
     static SECOND: AtomicU64 = AtomicU64::new(0);
     static WALKS: AtomicU64 = AtomicU64::new(0);
-    let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
+    let mut now = sys::CTimespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
     unsafe { sys::clock_gettime(sys::CLOCK_MONOTONIC_COARSE, &raw mut now) };
     let now = u64::try_from(now.seconds).unwrap_or(0);

@@ -27,15 +27,15 @@ use self::edited::{describe_edits, without_marked};
 use self::record::{PatchRecord, RecordedFile};
 use self::write::{FileChange, check_all, read_file, sync_folder, write_all};
 use crate::error::{Result, io_error, refused};
-use crate::judgement::Edits;
-use crate::revision::Revision;
-use crate::series::Series;
-use crate::tree::{FolderTree, Overlay, sha256};
+use crate::judgement::TreeEdits;
+use crate::revision::SourceRevision;
+use crate::series::PatchSeries;
+use crate::tree::{FolderTree, OverlayTree, sha256};
 
 pub use self::record::AppliedSet;
 
 /// A llama.cpp folder to be patched.
-pub struct Target {
+pub struct PatchTarget {
     /// Lock on the folder against a second run.
     _lock: FolderLock,
     tree: FolderTree,
@@ -95,13 +95,13 @@ impl Drop for FolderLock {
     }
 }
 
-impl Target {
+impl PatchTarget {
     /// Opens the llama.cpp whose root is this folder.
     ///
     /// # Errors
     ///
     /// Fails if another run holds the lock, or if the record of applied patches is damaged.
-    pub fn open(root: &Path, revision: Revision) -> Result<Self> {
+    pub fn open(root: &Path, revision: SourceRevision) -> Result<Self> {
         let lock = FolderLock::take(root)?;
         Ok(Self { _lock: lock, tree: FolderTree::new(root, revision), record: PatchRecord::read(root)? })
     }
@@ -111,8 +111,8 @@ impl Target {
     /// # Errors
     ///
     /// Fails if a patched file was edited.
-    pub fn original(&self) -> Result<Overlay<'_>> {
-        let mut original = Overlay::new(&self.tree);
+    pub fn original(&self) -> Result<OverlayTree<'_>> {
+        let mut original = OverlayTree::new(&self.tree);
         if let Some(record) = &self.record {
             self.unedited_states(record)?;
             for file in &record.files {
@@ -122,14 +122,14 @@ impl Target {
         Ok(original)
     }
 
-    /// Applies a series judged on [`Target::original`]. The caller decides if the series may be applied; see
-    /// [`Series::blocking`].
+    /// Applies a series judged on [`PatchTarget::original`]. The caller decides if the series may be applied; see
+    /// [`PatchSeries::blocking`].
     ///
     /// # Errors
     ///
     /// Fails if other sets are applied, if a patched file was edited, or if writing failed. Then nothing
     /// has changed, or the error asks for a reversal.
-    pub fn apply(&mut self, series: &Series) -> Result<ApplyOutcome> {
+    pub fn apply(&mut self, series: &PatchSeries) -> Result<ApplyOutcome> {
         let changes = list_changes(&series.edits);
         let Some(record) = &self.record else { return self.apply_first(series, &changes) };
         let states = self.unedited_states(record)?;
@@ -197,7 +197,7 @@ impl Target {
         Ok(ReverseOutcome { sets, files: changes.into_iter().map(|change| change.path).collect() })
     }
 
-    fn apply_first(&mut self, series: &Series, changes: &[FileChange]) -> Result<ApplyOutcome> {
+    fn apply_first(&mut self, series: &PatchSeries, changes: &[FileChange]) -> Result<ApplyOutcome> {
         if changes.is_empty() {
             return Ok(ApplyOutcome::Nothing);
         }
@@ -278,7 +278,7 @@ impl Target {
     }
 }
 
-fn list_changes(edits: &Edits) -> Vec<FileChange> {
+fn list_changes(edits: &TreeEdits) -> Vec<FileChange> {
     let mut changes: Vec<FileChange> = edits
         .0
         .iter()

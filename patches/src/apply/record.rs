@@ -11,9 +11,9 @@ use crate::error::{Result, io_error, refused};
 use crate::tree::sha256;
 
 /// Its file name in llama.cpp's root folder.
-pub(super) const RECORD: &str = ".llama-warden-patches.json";
+pub(super) const RECORD_FILE: &str = ".llama-warden-patches.json";
 /// Incremented when older programs could not restore a folder from the record any more.
-const SCHEMA: u32 = 2;
+const RECORD_SCHEMA: u32 = 2;
 
 /// Content of the record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,16 +64,16 @@ pub(super) struct RecordedFile {
 impl PatchRecord {
     pub(super) fn new(sets: Vec<AppliedSet>, files: Vec<RecordedFile>) -> Self {
         let writer = concat!("llama-warden ", env!("CARGO_PKG_VERSION")).to_owned();
-        Self { schema: SCHEMA, writer, sets, files }
+        Self { schema: RECORD_SCHEMA, writer, sets, files }
     }
 
     /// Reads the record of a folder, if it has one.
     pub(super) fn read(root: &Path) -> Result<Option<Self>> {
-        let Some(bytes) = read_file(root, RECORD)? else { return Ok(None) };
+        let Some(bytes) = read_file(root, RECORD_FILE)? else { return Ok(None) };
         let head: RecordHead = serde_json::from_slice(&bytes).map_err(|error| damaged(root, error))?;
-        if head.schema != SCHEMA {
+        if head.schema != RECORD_SCHEMA {
             let why = format!(
-                "its schema is {}, this program knows {SCHEMA}: use the program that wrote it",
+                "its schema is {}, this program knows {RECORD_SCHEMA}: use the program that wrote it",
                 head.schema
             );
             return Err(damaged(root, why));
@@ -88,14 +88,14 @@ impl PatchRecord {
 
     /// Writes the record atomically into a folder that has none.
     pub(super) fn write(&self, root: &Path) -> Result<()> {
-        let path = root.join(RECORD);
+        let path = root.join(RECORD_FILE);
         let text =
             serde_json::to_vec_pretty(self).map_err(|error| io_error("writing", &path)(error.into()))?;
         place_new_file(&path, &text)
     }
 
     pub(super) fn remove(root: &Path) -> Result<()> {
-        let path = root.join(RECORD);
+        let path = root.join(RECORD_FILE);
         fs::remove_file(&path).map_err(io_error("removing", path))
     }
 }
@@ -112,9 +112,9 @@ impl RecordedFile {
     }
 }
 
-fn damaged(root: &Path, why: impl fmt::Display) -> crate::Error {
+fn damaged(root: &Path, why: impl fmt::Display) -> crate::PatchError {
     refused(
-        &root.join(RECORD),
+        &root.join(RECORD_FILE),
         format!("the record of the applied patches cannot be used: {why}"),
         "copy edits of your own, restore the patched files from where they came from (lines of patches end with \
          `// llama-warden:`), then remove the record",

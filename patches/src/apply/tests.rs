@@ -9,12 +9,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::record::RECORD;
+use super::record::RECORD_FILE;
 use super::*;
-use crate::error::{Error, Kind};
-use crate::judgement::{FileEdit, Inserted, Judgement, Status};
+use crate::error::{PatchError, PatchErrorClass};
+use crate::judgement::{FileEdit, InsertedLine, PatchStatus, SetJudgement};
 use crate::marker::marker;
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
 const CODE: &[u8] = b"int first() {\r\n    return 1;\r\n}\r\n// \xff\xfe\r\nint last() { return 2; }";
 const SIDECAR: &str = "src/deep/llama-warden-demo.h";
@@ -55,26 +55,26 @@ fn edit(path: &str, before: &[u8], at: usize, line: &str) -> FileEdit {
     let mut lines: Vec<&[u8]> = before.split_inclusive(|byte| *byte == b'\n').collect();
     let text = format!("{line} {}\r\n", marker("demo", "hook"));
     lines.insert(at, text.as_bytes());
-    let inserted = vec![Inserted { line: at + 1, text: text.trim_end().to_owned(), hook: "hook".into() }];
+    let inserted = vec![InsertedLine { line: at + 1, text: text.trim_end().to_owned(), hook: "hook".into() }];
     FileEdit { path: path.into(), before: Some(before.to_vec()), after: lines.concat(), inserted }
 }
 
-fn series_of(edits: Vec<FileEdit>) -> Series {
-    let edits = Edits(edits);
-    let judgement = Judgement {
+fn series_of(edits: Vec<FileEdit>) -> PatchSeries {
+    let edits = TreeEdits(edits);
+    let judgement = SetJudgement {
         placed: String::new(),
         proof: None,
         set: "demo".into(),
-        status: Status::Verified,
+        status: PatchStatus::Verified,
         reasons: Vec::new(),
         fixes: Vec::new(),
         edits: Some(edits.clone()),
         seams: Vec::new(),
     };
-    Series { judgements: vec![judgement], edits }
+    PatchSeries { judgements: vec![judgement], edits }
 }
 
-fn series() -> Series {
+fn series() -> PatchSeries {
     series_of(vec![
         edit("src/one.cpp", CODE, 1, "    call();"),
         edit("src/two.cpp", CODE, 0, "#include \"x\""),
@@ -82,11 +82,11 @@ fn series() -> Series {
     ])
 }
 
-fn open(folder: &TempDir) -> Target {
-    Target::open(folder.path(), Revision::default()).unwrap()
+fn open(folder: &TempDir) -> PatchTarget {
+    PatchTarget::open(folder.path(), SourceRevision::default()).unwrap()
 }
 
-fn message(error: &Error) -> String {
+fn message(error: &PatchError) -> String {
     format!("{error}\nhint: {}", error.hint().unwrap_or_default())
 }
 
@@ -132,7 +132,7 @@ fn other_sets_on_top_are_refused_with_the_way_out() {
     open(&folder).apply(&series()).unwrap();
     let other = series_of(vec![edit("src/one.cpp", CODE, 1, "    other();")]);
     let error = open(&folder).apply(&other).unwrap_err();
-    assert_eq!(error.kind(), Kind::Refused);
+    assert_eq!(error.kind(), PatchErrorClass::Refused);
     let text = message(&error);
     assert!(text.contains("demo@") && text.contains("--reverse"), "{text}");
 }
@@ -150,7 +150,7 @@ fn an_edited_tree_is_refused_with_the_lines_that_differ() {
     let reversing = open(&folder).reverse().unwrap_err();
     for error in [applying, reversing] {
         let text = message(&error);
-        assert_eq!(error.kind(), Kind::Refused);
+        assert_eq!(error.kind(), PatchErrorClass::Refused);
         assert!(text.contains("src/one.cpp:7: +int mine;"), "{text}");
     }
     assert!(open(&folder).original().is_err());
@@ -200,7 +200,7 @@ fn a_removed_file_is_named() {
 fn a_damaged_or_foreign_record_is_not_believed() {
     let folder = folder();
     open(&folder).apply(&series()).unwrap();
-    let path = folder.path().join(RECORD);
+    let path = folder.path().join(RECORD_FILE);
     let text = fs::read_to_string(&path).unwrap();
     let broken = [
         text[..text.len() / 2].to_owned(),
@@ -210,7 +210,7 @@ fn a_damaged_or_foreign_record_is_not_believed() {
     for broken in broken {
         assert_ne!(broken, text);
         fs::write(&path, broken).unwrap();
-        let error = Target::open(folder.path(), Revision::default()).err().unwrap();
+        let error = PatchTarget::open(folder.path(), SourceRevision::default()).err().unwrap();
         assert!(message(&error).contains("the record of the applied patches cannot be used"), "{error}");
     }
 }
@@ -223,14 +223,14 @@ fn a_record_that_names_files_outside_of_the_tree_is_not_believed() {
     fs::create_dir(&other).unwrap();
     fs::write(other.join("x"), "precious").unwrap();
     let one = FileEdit { path: SIDECAR.into(), before: None, after: b"x".to_vec(), inserted: vec![] };
-    Target::open(&root, Revision::default()).unwrap().apply(&series_of(vec![one])).unwrap();
-    let text = fs::read_to_string(root.join(RECORD)).unwrap();
+    PatchTarget::open(&root, SourceRevision::default()).unwrap().apply(&series_of(vec![one])).unwrap();
+    let text = fs::read_to_string(root.join(RECORD_FILE)).unwrap();
     let absolute = other.join("x").display().to_string();
     for path in ["../other/x", ".git/hooks/x", &absolute] {
         let tampered = text.replacen(SIDECAR, path, 1);
         assert_ne!(tampered, text);
-        fs::write(root.join(RECORD), tampered).unwrap();
-        let error = Target::open(&root, Revision::default()).err().unwrap();
+        fs::write(root.join(RECORD_FILE), tampered).unwrap();
+        let error = PatchTarget::open(&root, SourceRevision::default()).err().unwrap();
         assert!(message(&error).contains("leads out of the tree"), "{path}");
         assert!(other.join("x").exists() && root.join(SIDECAR).exists(), "{path}");
     }
@@ -278,7 +278,8 @@ fn a_file_that_changed_after_it_was_judged_is_not_overwritten() {
 fn the_second_of_two_at_the_same_time_changes_nothing() {
     let folder = folder();
     let mut first = open(&folder);
-    let refused = Target::open(folder.path(), Revision::default()).err().map(|error| message(&error));
+    let refused =
+        PatchTarget::open(folder.path(), SourceRevision::default()).err().map(|error| message(&error));
     assert!(refused.unwrap_or_default().contains("another run"));
     first.apply(&series()).unwrap();
     let patched = snapshot(folder.path());

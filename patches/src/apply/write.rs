@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::{Error, Result, io_error, refused, trouble};
+use crate::error::{PatchError, Result, io_error, refused, trouble};
 
 const LINK_HINT: &str = "writing through it would change files somewhere else: patch the tree that it leads to, or \
                          replace the link by a copy";
@@ -151,7 +151,7 @@ pub(super) fn sync_folder(folder: &Path) -> Result<()> {
     fs::File::open(folder).and_then(|opened| opened.sync_all()).map_err(io_error("syncing", folder))
 }
 
-fn incomplete_undo(root: &Path, error: &Error, undo: &Error) -> Error {
+fn incomplete_undo(root: &Path, error: &PatchError, undo: &PatchError) -> PatchError {
     let why = format!("{error}; and the files changed before could not be restored: {undo}");
     let cure = format!(
         "nothing is lost: remove the cause, then run `llama-warden patches apply --reverse --source {}`",

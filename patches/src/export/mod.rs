@@ -10,17 +10,17 @@ use std::fmt::Write as _;
 use diffy::{DiffOptions, Hunk, Line, PatchFormatter};
 
 use crate::error::{Result, io_error};
-use crate::judgement::{Edits, FileEdit, Judgement, Status};
-use crate::series::Series;
+use crate::judgement::{FileEdit, PatchStatus, SetJudgement, TreeEdits};
+use crate::series::PatchSeries;
 use crate::set::PatchSet;
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
 /// Author of the patches.
 const PATCH_AUTHOR: &str = "llama-warden <llama-warden@localhost>";
 /// Date of the patches, constant so that equal series have equal bytes.
 const PATCH_DATE: &str = "Thu, 1 Jan 1970 00:00:00 +0000";
 /// First line of a git mail: a commit id, and the fixed date by which git recognizes patch mails.
-const MAGIC: &str = "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001";
+const MAIL_MAGIC: &str = "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001";
 
 pub use rationale::rationale;
 
@@ -49,9 +49,9 @@ pub struct PatchFile {
 ///
 /// Fails if a patch cannot be formatted, which never happens for text files.
 pub fn export(
-    series: &Series,
+    series: &PatchSeries,
     sets: &[&PatchSet],
-    tree: &dyn Tree,
+    tree: &dyn SourceTree,
     only: Option<&str>,
 ) -> Result<Vec<PatchFile>> {
     let all: Vec<_> = series.edited().collect();
@@ -89,10 +89,10 @@ pub fn export(
 }
 
 fn mail_head(
-    judgement: &Judgement,
+    judgement: &SetJudgement,
     title: &str,
     (number, total): (usize, usize),
-    tree: &dyn Tree,
+    tree: &dyn SourceTree,
     only: Option<&str>,
 ) -> String {
     let one_line = title.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -100,20 +100,22 @@ fn mail_head(
     let plain: String = one_line.chars().map(|letter| if letter.is_ascii() { letter } else { '?' }).collect();
     let of = if total > 1 { format!(" {number}/{total}") } else { String::new() };
     let mut text = format!(
-        "{MAGIC}\nFrom: {PATCH_AUTHOR}\nDate: {PATCH_DATE}\nSubject: [PATCH{of}] {}: {plain}\nMIME-Version: 1.0\n\
+        "{MAIL_MAGIC}\nFrom: {PATCH_AUTHOR}\nDate: {PATCH_DATE}\nSubject: [PATCH{of}] {}: {plain}\nMIME-Version: 1.0\n\
          Content-Type: text/plain; charset=UTF-8\nContent-Transfer-Encoding: 8bit\n\n",
         judgement.set
     );
     let checked = match judgement.status {
-        Status::Verified => "verified",
-        Status::LocallyVerified => "locally verified",
+        PatchStatus::Verified => "verified",
+        PatchStatus::LocallyVerified => "locally verified",
         _ => "not verified",
     };
     let _infallible = writeln!(text, "For llama.cpp, {} ({checked} there).", tree.revision());
     for fix in judgement.fixes.iter().filter(|fix| only.is_none_or(|only| fix.fix == only)) {
         let _infallible = writeln!(text, "Fix {}: {}.", fix.fix, fix.status);
     }
-    let has = |status| matches!(status, Status::Verified | Status::LocallyVerified | Status::Unverified);
+    let has = |status| {
+        matches!(status, PatchStatus::Verified | PatchStatus::LocallyVerified | PatchStatus::Unverified)
+    };
     if judgement.fixes.iter().any(|fix| has(fix.status)) {
         text.push_str("Each fix is off until its environment variable is set.\n");
     }
@@ -122,7 +124,7 @@ fn mail_head(
 }
 
 /// The diffstat and the diffs.
-fn body(edits: &Edits) -> Result<Vec<u8>> {
+fn body(edits: &TreeEdits) -> Result<Vec<u8>> {
     let mut stat = String::new();
     let mut diffs = Vec::new();
     let (mut added, mut removed) = (0, 0);

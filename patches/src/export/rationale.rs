@@ -3,14 +3,19 @@
 
 use std::fmt::Write as _;
 
-use crate::judgement::{Judgement, Status};
-use crate::set::life::By;
-use crate::set::{Fix, PatchSet};
-use crate::tree::Tree;
+use crate::judgement::{PatchStatus, SetJudgement};
+use crate::set::life::EvidenceKind;
+use crate::set::{PatchSet, SetFix};
+use crate::tree::SourceTree;
 
 /// The page for a set, or for one of its fixes, as Markdown.
-pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree: &dyn Tree) -> String {
-    let meant: Vec<&Fix> = set.fixes.iter().filter(|fix| only.is_none_or(|only| fix.id == only)).collect();
+pub fn rationale(
+    set: &PatchSet,
+    judgement: &SetJudgement,
+    only: Option<&str>,
+    tree: &dyn SourceTree,
+) -> String {
+    let meant: Vec<&SetFix> = set.fixes.iter().filter(|fix| only.is_none_or(|only| fix.id == only)).collect();
     let mut text = String::new();
     let title = match (only, meant.as_slice()) {
         (Some(_), [fix]) => fix.title.clone(),
@@ -18,8 +23,8 @@ pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree
     };
     line(&mut text, format_args!("# {title}\n"));
     let status = match judgement.status {
-        Status::Verified => "somebody has read every piece of code that it leans on, in this version",
-        Status::LocallyVerified => {
+        PatchStatus::Verified => "somebody has read every piece of code that it leans on, in this version",
+        PatchStatus::LocallyVerified => {
             "a program showed on one machine that it behaves with this code; nobody has read it"
         }
         _ => "nobody has looked at some of the code that it leans on, in this version",
@@ -56,7 +61,7 @@ pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree
     text
 }
 
-fn write_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
+fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJudgement) {
     line(text, format_args!("\n## `{}`: {}\n", fix.id, fix.title));
     line(text, format_args!("- what is seen without it: {}", fix.symptom));
     let found = judgement.fixes.iter().find(|found| found.fix == fix.id);
@@ -85,7 +90,8 @@ fn write_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement
     if !fix.references.is_empty() {
         line(text, format_args!("- references: {}", fix.references.join(", ")));
     }
-    let measured = fix.life.iter().filter(|life| life.by == By::Measurement).count() + fix.evidence.len();
+    let measured =
+        fix.life.iter().filter(|life| life.by == EvidenceKind::Measurement).count() + fix.evidence.len();
     if fix.life.is_empty() && fix.evidence.is_empty() {
         line(text, format_args!("\nNothing was measured, and nothing is recorded of other revisions."));
         return;

@@ -6,31 +6,31 @@ use std::process::{Command, Stdio};
 
 use super::*;
 use crate::judgement::FixJudgement;
-use crate::revision::Revision;
+use crate::revision::SourceRevision;
 use crate::tree::FolderTree;
 
 const BEFORE: &str = "one\n\n\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine";
 
-fn judgement(set: &str, edits: Vec<FileEdit>) -> Judgement {
-    Judgement {
+fn judgement(set: &str, edits: Vec<FileEdit>) -> SetJudgement {
+    SetJudgement {
         set: set.into(),
-        status: Status::Verified,
+        status: PatchStatus::Verified,
         reasons: Vec::new(),
         placed: String::new(),
         proof: None,
         fixes: vec![FixJudgement {
             fix: "some-fix".into(),
-            status: Status::Verified,
+            status: PatchStatus::Verified,
             reason: None,
             life: None,
         }],
-        edits: Some(Edits(edits)),
+        edits: Some(TreeEdits(edits)),
         seams: Vec::new(),
     }
 }
 
 /// Two sets, the second one on top of the first.
-fn series() -> Series {
+fn series() -> PatchSeries {
     let middle = BEFORE.replace("three\n", "three\nhook(); // llama-warden:a/x\n");
     let after = format!("#include \"x.h\" // llama-warden:b/y\n{}\n\u{e9}nd\n", middle.replace("two\n", ""));
     let change = |before: &str, after: &str| FileEdit {
@@ -49,11 +49,11 @@ fn series() -> Series {
         judgement("a", vec![change(BEFORE, &middle)]),
         judgement("b", vec![new, change(&middle, &after)]),
     ];
-    Series { judgements, edits: Edits(vec![change(BEFORE, &after)]) }
+    PatchSeries { judgements, edits: TreeEdits(vec![change(BEFORE, &after)]) }
 }
 
 fn files() -> Vec<PatchFile> {
-    let revision = Revision { commit: Some("0123456789ab".into()), build_number: Some(8827) };
+    let revision = SourceRevision { commit: Some("0123456789ab".into()), build_number: Some(8827) };
     export(&series(), &[], &FolderTree::new("/nowhere", revision), None).unwrap()
 }
 
@@ -133,8 +133,8 @@ fn files_with_crlf_are_marked_for_git_am() {
         after: b"a\r\nb\r\n".to_vec(),
         inserted: vec![],
     };
-    let series = Series { judgements: vec![judgement("a", vec![edit])], edits: Edits::default() };
-    let files = export(&series, &[], &FolderTree::new("/nowhere", Revision::default()), None).unwrap();
+    let series = PatchSeries { judgements: vec![judgement("a", vec![edit])], edits: TreeEdits::default() };
+    let files = export(&series, &[], &FolderTree::new("/nowhere", SourceRevision::default()), None).unwrap();
     assert!(files[0].crlf && !self::files()[0].crlf);
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("x"), "a\r\n").unwrap();
@@ -151,23 +151,23 @@ fn files_with_crlf_are_marked_for_git_am() {
 /// A tree with the only function that the set `server` uses.
 struct One;
 
-impl Tree for One {
+impl SourceTree for One {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         let text = "#include \"log.h\"\nresult queue::recv_with_timeout(int timeout) {\n    while (true) {\n        \
                     std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
         Ok((path == "tools/server/server-queue.cpp").then(|| text.into()))
     }
 
-    fn revision(&self) -> Revision {
-        Revision { commit: Some("0a1b2c3d4".into()), build_number: Some(9000) }
+    fn revision(&self) -> SourceRevision {
+        SourceRevision { commit: Some("0a1b2c3d4".into()), build_number: Some(9000) }
     }
 }
 
 #[test]
 fn one_fix_goes_with_a_page_that_says_why_and_what_was_seen_where() {
-    let catalogue = crate::Catalogue::embedded().unwrap();
+    let catalogue = crate::SetCatalogue::embedded().unwrap();
     let set = catalogue.set("server").unwrap();
-    let series = Series::judge(&[set], &One).unwrap();
+    let series = PatchSeries::judge(&[set], &One).unwrap();
     let files = export(&series, &[set], &One, Some("cancel-nonstream")).unwrap();
     let [file] = files.as_slice() else { panic!("{files:?}") };
     assert_eq!(

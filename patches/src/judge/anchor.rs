@@ -2,8 +2,8 @@
 
 use regex::bytes::Regex;
 
-use crate::scan::{BOM, Source};
-use crate::set::At;
+use crate::scan::{ScannedSource, UTF8_BOM};
+use crate::set::HookPosition;
 
 /// Keywords after which a statement does not end where the next one begins.
 const CONTROL_KEYWORDS: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
@@ -19,14 +19,19 @@ pub(super) struct InsertPosition {
 
 /// All matches of an anchor in a range of the code. Runs of white space compare equal; a match begins and
 /// ends at word boundaries.
-pub(super) fn find(source: &Source, anchor: &str, start: usize, end: usize) -> Vec<(usize, usize)> {
+pub(super) fn find(source: &ScannedSource, anchor: &str, start: usize, end: usize) -> Vec<(usize, usize)> {
     let Some(pattern) = pattern(anchor) else { return Vec::new() };
     let code = source.code().as_bytes().get(start..end).unwrap_or_default();
     pattern.find_iter(code).map(|found| (start + found.start(), start + found.end())).collect()
 }
 
 /// Like [`find`], but only in comments, strings and disabled code.
-pub(super) fn find_outside_of_code(source: &Source, anchor: &str, start: usize, end: usize) -> Option<usize> {
+pub(super) fn find_outside_of_code(
+    source: &ScannedSource,
+    anchor: &str,
+    start: usize,
+    end: usize,
+) -> Option<usize> {
     let raw = source.raw().get(start..end)?;
     pattern(anchor)?.find(raw).map(|found| start + found.start())
 }
@@ -42,8 +47,8 @@ fn pattern(anchor: &str) -> Option<Regex> {
 
 /// The position before or after an anchor, or why no statement may be inserted there.
 pub(super) fn spot(
-    source: &Source,
-    at: At,
+    source: &ScannedSource,
+    at: HookPosition,
     anchor: (usize, usize),
     start: usize,
 ) -> Result<InsertPosition, String> {
@@ -54,7 +59,7 @@ pub(super) fn spot(
             return Err("the anchor stands inside of a preprocessor line, where no code runs".to_owned());
         }
         let at = match at {
-            At::After => {
+            HookPosition::After => {
                 source.next_line(directive.end.saturating_sub(1)).ok_or_else(|| NO_LINE_END.to_owned())?
             }
             _ => source.line_start(directive.start),
@@ -77,7 +82,7 @@ pub(super) fn spot(
             "the anchor belongs to what stands in parentheses before it: a line beside it would not".into()
         );
     }
-    let spot = if at == At::After {
+    let spot = if at == HookPosition::After {
         let next = source.next_line(to.saturating_sub(1)).ok_or_else(|| NO_LINE_END.to_owned())?;
         let tail = structure.get(to.saturating_sub(1)..next).unwrap_or_default().trim_ascii_end();
         let inner =
@@ -107,11 +112,11 @@ pub(super) fn spot(
 
 /// Fails if the line at this offset is not code: within a multi-line comment, or before the byte order mark
 /// at the beginning of some files.
-pub(super) fn free(source: &Source, at: usize) -> Result<(), String> {
+pub(super) fn free(source: &ScannedSource, at: usize) -> Result<(), String> {
     if source.comments().iter().any(|comment| comment.start < at && at < comment.end) {
         return Err("the line beside it would be part of a comment".to_owned());
     }
-    if at == 0 && source.raw().starts_with(BOM) {
+    if at == 0 && source.raw().starts_with(UTF8_BOM) {
         return Err("the line would come before the byte order mark of the file".to_owned());
     }
     Ok(())

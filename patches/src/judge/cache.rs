@@ -8,26 +8,26 @@ use sha2::{Digest, Sha256};
 use super::hooks::beside;
 use super::judge;
 use crate::error::Result;
-use crate::judgement::Judgement;
+use crate::judgement::SetJudgement;
 use crate::set::PatchSet;
-use crate::set::life::Life;
-use crate::tree::Tree;
+use crate::set::life::LifeStatement;
+use crate::tree::SourceTree;
 
 /// Judges many trees, and equal contents only once. For the sets of a single catalogue.
 ///
 /// Results have no edits, because edits hold whole files.
 #[derive(Debug, Default)]
-pub struct Judge {
-    known: Mutex<HashMap<[u8; 32], Arc<Judgement>>>,
+pub struct CachingJudge {
+    known: Mutex<HashMap<[u8; 32], Arc<SetJudgement>>>,
 }
 
-impl Judge {
+impl CachingJudge {
     /// Like [`judge`], without edits. Results are cached by the contents of all files that the set uses.
     ///
     /// # Errors
     ///
     /// Fails if an existing file of the tree cannot be read.
-    pub fn judge(&self, set: &PatchSet, tree: &dyn Tree) -> Result<Arc<Judgement>> {
+    pub fn judge(&self, set: &PatchSet, tree: &dyn SourceTree) -> Result<Arc<SetJudgement>> {
         let key = key(set, tree)?;
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = key.and_then(|key| lock().get(&key).cloned()) {
@@ -51,14 +51,15 @@ impl Judge {
 
 /// Hash of everything that the judgement depends on. `None` for a set with diffs, which depends on the
 /// revision, too.
-fn key(set: &PatchSet, tree: &dyn Tree) -> Result<Option<[u8; 32]>> {
+fn key(set: &PatchSet, tree: &dyn SourceTree) -> Result<Option<[u8; 32]>> {
     if !set.diffs.is_empty() {
         return Ok(None);
     }
     let mut hash = Sha256::new();
     hash.update(set.id.as_bytes());
     // Some facts about fixes depend on the build number alone.
-    let by_number = |life: &Life| life.holds.is_empty() && life.fails.is_empty() && !life.builds().is_empty();
+    let by_number =
+        |life: &LifeStatement| life.holds.is_empty() && life.fails.is_empty() && !life.builds().is_empty();
     if set.fixes.iter().flat_map(|fix| &fix.life).any(by_number) {
         hash.update(tree.revision().build_number.unwrap_or_default().to_le_bytes());
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::judgement::{Edits, FileEdit, Inserted};
+use crate::judgement::{FileEdit, InsertedLine, TreeEdits};
 use crate::marker::marker;
 
 /// Lines of a hook with their position.
@@ -41,7 +41,7 @@ pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<Hook
             );
             after.extend_from_slice(text.as_bytes());
             after.extend_from_slice(insertion.end);
-            inserted.push(Inserted { line, text, hook: insertion.hook.clone() });
+            inserted.push(InsertedLine { line, text, hook: insertion.hook.clone() });
             line += 1;
         }
     }
@@ -59,7 +59,7 @@ impl MergedEdits {
     }
 
     /// Adds edits that apply to the result of the previous ones.
-    pub(super) fn add(&mut self, edits: Edits) {
+    pub(super) fn add(&mut self, edits: TreeEdits) {
         for edit in edits.0 {
             match self.0.get_mut(&edit.path) {
                 Some(known) => {
@@ -74,7 +74,7 @@ impl MergedEdits {
     }
 
     /// The merged edits, sorted by path.
-    pub(super) fn into_edits(self) -> Edits {
-        Edits(self.0.into_values().collect())
+    pub(super) fn into_edits(self) -> TreeEdits {
+        TreeEdits(self.0.into_values().collect())
     }
 }

@@ -5,25 +5,25 @@ use std::rc::Rc;
 
 use super::anchor::{self, InsertPosition};
 use super::edit::{HookInsertion, insert};
-use super::place::{File, Place, Reader, lines};
+use super::place::{ResolvedPlace, ScannedFile, SourceReader, lines};
 use crate::error::Result;
-use crate::judgement::{FileEdit, Reason, Status};
-use crate::scan::{Found, Macro, Source, met};
-use crate::set::{At, Hook, PatchSet, SetSidecar};
+use crate::judgement::{FileEdit, JudgementReason, PatchStatus};
+use crate::scan::{FoundContainer, MacroValue, ScannedSource, met};
+use crate::set::{HookPosition, PatchSet, SetHook, SetSidecar};
 
 /// Placed hooks of a set.
 #[derive(Default)]
-pub(super) struct Placed {
+pub(super) struct PlacedHooks {
     set: String,
     /// Files by path, with their insertions.
-    files: BTreeMap<String, (Rc<Source>, Vec<HookInsertion>)>,
+    files: BTreeMap<String, (Rc<ScannedSource>, Vec<HookInsertion>)>,
     /// Path of each hook's file, placed or not.
     paths: BTreeMap<String, String>,
     /// Ids of placed hooks.
     ids: BTreeSet<String>,
 }
 
-impl Placed {
+impl PlacedHooks {
     /// Returns true if the hook is placed.
     pub(super) fn has(&self, hook: &str) -> bool {
         self.ids.contains(hook)
@@ -39,12 +39,15 @@ impl Placed {
 }
 
 /// Finds the position of every hook.
-pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<Reason>)> {
-    let mut placed = Placed { set: set.id.clone(), ..Placed::default() };
+pub(super) fn place(
+    set: &PatchSet,
+    reader: &SourceReader<'_>,
+) -> Result<(PlacedHooks, Vec<JudgementReason>)> {
+    let mut placed = PlacedHooks { set: set.id.clone(), ..PlacedHooks::default() };
     let mut reasons = Vec::new();
     for hook in &set.hooks {
-        let refused = |file: Option<&File>, line: Option<usize>, text: String| Reason {
-            status: Status::Refused,
+        let refused = |file: Option<&ScannedFile>, line: Option<usize>, text: String| JudgementReason {
+            status: PatchStatus::Refused,
             part: format!("hook `{}`", hook.id),
             fix: None,
             file: file.map(|file| file.path.clone()),
@@ -52,8 +55,8 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
             text,
         };
         let (file, found) = match reader.place(&hook.files, hook.container.as_ref())? {
-            Place::Whole(file) => (file, None),
-            Place::In(file, found) => match found.as_slice() {
+            ResolvedPlace::Whole(file) => (file, None),
+            ResolvedPlace::In(file, found) => match found.as_slice() {
                 [one] => (file, Some(one.clone())),
                 several => {
                     let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
@@ -68,7 +71,7 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                     continue;
                 }
             },
-            Place::NoFile => {
+            ResolvedPlace::NoFile => {
                 let hint = match &hook.container {
                     Some(container) => reader.elsewhere(set, None, container)?,
                     None => String::new(),
@@ -77,8 +80,8 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                 reasons.push(refused(None, None, text));
                 continue;
             }
-            Place::NoContainer(_) if hook.optional => continue,
-            Place::NoContainer(file) => {
+            ResolvedPlace::NoContainer(_) if hook.optional => continue,
+            ResolvedPlace::NoContainer(file) => {
                 let hint = match &hook.container {
                     Some(container) => reader.elsewhere(set, Some(&file.path), container)?,
                     None => String::new(),
@@ -91,7 +94,7 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
                 placed.paths.insert(hook.id.clone(), file.path);
                 continue;
             }
-            Place::Unsure(file, line, why) => {
+            ResolvedPlace::Unsure(file, line, why) => {
                 reasons.push(refused(Some(&file), Some(line), why));
                 placed.paths.insert(hook.id.clone(), file.path);
                 continue;
@@ -111,14 +114,14 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
         match spot(hook, &file.source, found.as_ref()) {
             Ok(spot) => {
                 if let Some((line, text)) = unreviewed_conditional(set, hook, &file.source, spot) {
-                    reasons.push(Reason {
-                        status: Status::Unverified,
+                    reasons.push(JudgementReason {
+                        status: PatchStatus::Unverified,
                         ..refused(Some(&file), Some(line), text)
                     });
                 }
                 let insertion = HookInsertion {
                     at: spot.at,
-                    after: hook.at == At::After,
+                    after: hook.at == HookPosition::After,
                     lines: hook.insert.clone(),
                     indent: indent(&file.source, spot.beside),
                     end: line_end(&file.source, spot.beside),
@@ -135,7 +138,7 @@ pub(super) fn place(set: &PatchSet, reader: &Reader<'_>) -> Result<(Placed, Vec<
 }
 
 /// Suffix ``: function `f` `` for a hook with a container.
-fn container_suffix(hook: &Hook) -> String {
+fn container_suffix(hook: &SetHook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
 }
 
@@ -143,8 +146,8 @@ fn container_suffix(hook: &Hook) -> String {
 /// seam covers the container.
 fn unreviewed_conditional(
     set: &PatchSet,
-    hook: &Hook,
-    source: &Source,
+    hook: &SetHook,
+    source: &ScannedSource,
     spot: InsertPosition,
 ) -> Option<(usize, String)> {
     let looked_at = |container| set.seams.iter().any(|seam| &seam.container == container);
@@ -160,7 +163,7 @@ fn unreviewed_conditional(
 }
 
 /// Number of the first line with a marker of this set.
-fn find_own_marker(set: &PatchSet, source: &Source) -> Option<usize> {
+fn find_own_marker(set: &PatchSet, source: &ScannedSource) -> Option<usize> {
     source.comments().iter().find_map(|comment| {
         let text = std::str::from_utf8(source.raw().get(comment.clone())?).ok()?;
         let (of, _) = crate::marker::marked(text)?;
@@ -170,9 +173,9 @@ fn find_own_marker(set: &PatchSet, source: &Source) -> Option<usize> {
 
 /// The unique position of a hook in a file, or a line and the reason why there is none.
 fn spot(
-    hook: &Hook,
-    source: &Source,
-    found: Option<&Found>,
+    hook: &SetHook,
+    source: &ScannedSource,
+    found: Option<&FoundContainer>,
 ) -> std::result::Result<InsertPosition, (Option<usize>, String)> {
     let inside = hook.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
     let anchor = match (&hook.anchor, found) {
@@ -245,12 +248,12 @@ fn longest_word(anchor: &str) -> &str {
     anchor.split(|sign| !is_part(sign)).max_by_key(|word| word.len()).unwrap_or_default()
 }
 
-fn indent(source: &Source, beside: usize) -> Vec<u8> {
+fn indent(source: &ScannedSource, beside: usize) -> Vec<u8> {
     let line = source.raw().get(source.line_start(beside)..).unwrap_or_default();
     line.iter().copied().take_while(|byte| matches!(byte, b' ' | b'\t')).collect()
 }
 
-fn line_end(source: &Source, beside: usize) -> &'static [u8] {
+fn line_end(source: &ScannedSource, beside: usize) -> &'static [u8] {
     let end = source.next_line(beside).unwrap_or(source.raw().len());
     let line = source.raw().get(..end).unwrap_or_default();
     if line.ends_with(b"\r\n") { b"\r\n" } else { b"\n" }
@@ -267,10 +270,10 @@ pub(super) fn beside(path: &str, file: &str) -> String {
 /// Our source files next to their hooks' files, with the macros that probes define.
 pub(super) fn sidecars(
     set: &PatchSet,
-    reader: &Reader<'_>,
-    placed: &Placed,
+    reader: &SourceReader<'_>,
+    placed: &PlacedHooks,
     defines: &[String],
-) -> Result<(Vec<FileEdit>, Vec<Reason>)> {
+) -> Result<(Vec<FileEdit>, Vec<JudgementReason>)> {
     let mut edits = Vec::new();
     let mut reasons = Vec::new();
     for sidecar in &set.sidecars {
@@ -278,8 +281,8 @@ pub(super) fn sidecars(
         let Some(hook) = placed.paths.get(&sidecar.beside) else { continue };
         let path = beside(hook, &sidecar.file);
         if reader.tree().read(&path)?.is_some() {
-            reasons.push(Reason {
-                status: Status::Refused,
+            reasons.push(JudgementReason {
+                status: PatchStatus::Refused,
                 part: format!("sidecar `{}`", sidecar.file),
                 fix: None,
                 file: Some(path),
@@ -297,26 +300,26 @@ pub(super) fn sidecars(
 
 /// The `#error` lines of a sidecar that a compiler would reach in this tree: reported now instead of after
 /// minutes of compilation. Macros of probes are known; those of the compiler are not.
-fn stops(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> Vec<Reason> {
+fn stops(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> Vec<JudgementReason> {
     let known = |name: &str| {
         let is = |define: &String| define == name;
         if defines.iter().any(is) {
-            Macro::Is(1)
+            MacroValue::Is(1)
         } else if set.probes.iter().filter_map(|probe| probe.define.as_ref()).any(is) {
-            Macro::Undefined
+            MacroValue::Undefined
         } else {
-            Macro::Unknown
+            MacroValue::Unknown
         }
     };
-    let reason = |line, said| Reason {
-        status: Status::Refused,
+    let reason = |line, said| JudgementReason {
+        status: PatchStatus::Refused,
         part: format!("sidecar `{}`", sidecar.file),
         fix: None,
         file: None,
         line: None,
         text: format!("it does not compile with what the probes find here: its line {line} says: {said}"),
     };
-    let source = Source::new(sidecar.content.clone());
+    let source = ScannedSource::new(sidecar.content.clone());
     met(&source, &known).into_iter().map(|met| reason(met.line, met.text)).collect()
 }
 

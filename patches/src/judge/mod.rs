@@ -22,31 +22,34 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use cache::Judge;
+pub use cache::CachingJudge;
 pub use seams::fingerprint;
 
 use std::collections::BTreeSet;
 
-use place::Reader;
+use place::SourceReader;
 
 use crate::error::Result;
-use crate::judgement::{Edits, Judgement, Reason, Status};
+use crate::judgement::{JudgementReason, PatchStatus, SetJudgement, TreeEdits};
 use crate::set::PatchSet;
-use crate::set::life::{LifeState, Looked, Standing};
-use crate::tree::{Overlay, Tree};
+use crate::set::life::{FixStanding, InspectedRevision, LifeState};
+use crate::tree::{OverlayTree, SourceTree};
 
 /// State of each fix in a tree, in the set's order.
-fn lives(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Vec<Option<Standing>> {
-    let looked = Looked { build, probes: Some(hold) };
-    set.fixes.iter().map(|fix| Standing::of(&fix.life, &looked)).collect()
+fn lives(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Vec<Option<FixStanding>> {
+    let looked = InspectedRevision { build, probes: Some(hold) };
+    set.fixes.iter().map(|fix| FixStanding::of(&fix.life, &looked)).collect()
 }
 
 /// Refuses fixes that are harmful in a tree by the tree's own evidence; a build number may be a fork's own.
-fn harmful<'a>(set: &'a PatchSet, lives: &'a [Option<Standing>]) -> impl Iterator<Item = Reason> + 'a {
+fn harmful<'a>(
+    set: &'a PatchSet,
+    lives: &'a [Option<FixStanding>],
+) -> impl Iterator<Item = JudgementReason> + 'a {
     set.fixes.iter().zip(lives).filter_map(|(fix, life)| {
         let life = life.as_ref().filter(|life| life.is == LifeState::Harmful && life.by_source)?;
-        Some(Reason {
-            status: Status::Refused,
+        Some(JudgementReason {
+            status: PatchStatus::Refused,
             part: format!("fix `{}`", fix.id),
             fix: Some(fix.id.clone()),
             file: None,
@@ -64,15 +67,15 @@ fn harmful<'a>(set: &'a PatchSet, lives: &'a [Option<Standing>]) -> impl Iterato
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
+pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
     let mut diffs = edit::MergedEdits::default();
     let mut reasons = Vec::new();
-    let mut below = Overlay::new(tree);
+    let mut below = OverlayTree::new(tree);
     let mut outside = Vec::new();
     for one in &set.diffs {
         let placed = diff::place(one, &below)?;
         let (not_meant, other): (Vec<_>, Vec<_>) =
-            placed.reasons.into_iter().partition(|reason| reason.status == Status::NotApplicable);
+            placed.reasons.into_iter().partition(|reason| reason.status == PatchStatus::NotApplicable);
         outside.extend(not_meant);
         reasons.extend(other);
         if let Some(edits) = placed.edits {
@@ -85,8 +88,8 @@ pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
         reasons.extend(outside);
     }
     // Seams and probes describe unmodified upstream; hooks apply to the result of the diffs.
-    let plain = Reader::new(tree);
-    let patched = Reader::new(&below);
+    let plain = SourceReader::new(tree);
+    let patched = SourceReader::new(&below);
     let reader = if diffs.is_empty() { &plain } else { &patched };
     let (placed, unplaced) = hooks::place(set, reader)?;
     let asked = probes::ask(set, &plain, &placed)?;
@@ -102,11 +105,11 @@ pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
     for (fix, life) in fixes.iter_mut().zip(lives) {
         fix.life = life;
     }
-    let edits = matches!(status, Status::Verified | Status::Unverified).then(|| {
-        diffs.add(Edits(placed.into_edits()));
-        diffs.add(Edits(sidecars));
+    let edits = matches!(status, PatchStatus::Verified | PatchStatus::Unverified).then(|| {
+        diffs.add(TreeEdits(placed.into_edits()));
+        diffs.add(TreeEdits(sidecars));
         diffs.into_edits()
     });
     let placed = edits.as_ref().map(crate::prove::placed).unwrap_or_default();
-    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams, placed, proof: None })
+    Ok(SetJudgement { set: set.id.clone(), status, reasons, fixes, edits, seams, placed, proof: None })
 }

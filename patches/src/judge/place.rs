@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::error::Result;
-use crate::scan::Container;
-use crate::scan::{Finding, Found, Source};
+use crate::scan::CodeContainer;
+use crate::scan::{ContainerSearch, FoundContainer, ScannedSource};
 use crate::set::PatchSet;
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
 /// Minimum similarity of a suggested name; 1.0 is equal.
 const MIN_SIMILARITY: f64 = 0.88;
@@ -18,54 +18,54 @@ const MAX_SUGGESTIONS: usize = 3;
 const MOVED_HINT: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
 
 /// Reads and scans each file once.
-pub(super) struct Reader<'a> {
-    tree: &'a dyn Tree,
-    files: RefCell<BTreeMap<String, Option<Rc<Source>>>>,
+pub(super) struct SourceReader<'a> {
+    tree: &'a dyn SourceTree,
+    files: RefCell<BTreeMap<String, Option<Rc<ScannedSource>>>>,
 }
 
 /// A scanned file of the tree.
 #[derive(Clone)]
-pub(super) struct File {
+pub(super) struct ScannedFile {
     pub(super) path: String,
-    pub(super) source: Rc<Source>,
+    pub(super) source: Rc<ScannedSource>,
 }
 
 /// Result of resolving a place.
-pub(super) enum Place {
-    Whole(File),
+pub(super) enum ResolvedPlace {
+    Whole(ScannedFile),
     /// Definitions of the container, at least one.
-    In(File, Vec<Found>),
+    In(ScannedFile, Vec<FoundContainer>),
     /// None of the files exists.
     NoFile,
     /// The file exists without the container.
-    NoContainer(File),
+    NoContainer(ScannedFile),
     /// The scanner is unsure from this line on, with the reason.
-    Unsure(File, usize, String),
+    Unsure(ScannedFile, usize, String),
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(tree: &'a dyn Tree) -> Self {
+impl<'a> SourceReader<'a> {
+    pub(super) fn new(tree: &'a dyn SourceTree) -> Self {
         Self { tree, files: RefCell::default() }
     }
 
-    pub(super) fn tree(&self) -> &dyn Tree {
+    pub(super) fn tree(&self) -> &dyn SourceTree {
         self.tree
     }
 
-    pub(super) fn file(&self, path: &str) -> Result<Option<File>> {
+    pub(super) fn file(&self, path: &str) -> Result<Option<ScannedFile>> {
         let known = self.files.borrow().get(path).cloned();
         let source = if let Some(source) = known {
             source
         } else {
-            let source = self.tree.read(path)?.map(|raw| Rc::new(Source::new(raw)));
+            let source = self.tree.read(path)?.map(|raw| Rc::new(ScannedSource::new(raw)));
             self.files.borrow_mut().insert(path.to_owned(), source.clone());
             source
         };
-        Ok(source.map(|source| File { path: path.to_owned(), source }))
+        Ok(source.map(|source| ScannedFile { path: path.to_owned(), source }))
     }
 
     /// The first of these files that exists, and the container in it.
-    pub(super) fn place(&self, files: &[String], container: Option<&Container>) -> Result<Place> {
+    pub(super) fn place(&self, files: &[String], container: Option<&CodeContainer>) -> Result<ResolvedPlace> {
         let mut first = None;
         for path in files {
             first = self.file(path)?;
@@ -73,12 +73,12 @@ impl<'a> Reader<'a> {
                 break;
             }
         }
-        let Some(file) = first else { return Ok(Place::NoFile) };
-        let Some(container) = container else { return Ok(Place::Whole(file)) };
+        let Some(file) = first else { return Ok(ResolvedPlace::NoFile) };
+        let Some(container) = container else { return Ok(ResolvedPlace::Whole(file)) };
         Ok(match file.source.find(container) {
-            Finding::All(found) if found.is_empty() => Place::NoContainer(file),
-            Finding::All(found) => Place::In(file, found),
-            Finding::Unsure { line, why } => Place::Unsure(file, line, why),
+            ContainerSearch::All(found) if found.is_empty() => ResolvedPlace::NoContainer(file),
+            ContainerSearch::All(found) => ResolvedPlace::In(file, found),
+            ContainerSearch::Unsure { line, why } => ResolvedPlace::Unsure(file, line, why),
         })
     }
 
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         &self,
         set: &PatchSet,
         path: Option<&str>,
-        container: &Container,
+        container: &CodeContainer,
     ) -> Result<String> {
         let mut hints = Vec::new();
         for other in files(set) {
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let Some(file) = self.file(other)? else { continue };
-            if let Finding::All(found) = file.source.find(container)
+            if let ContainerSearch::All(found) = file.source.find(container)
                 && let Some(first) = found.first()
             {
                 hints.push(format!(
@@ -129,7 +129,7 @@ pub(super) fn files(set: &PatchSet) -> BTreeSet<&str> {
 }
 
 /// Names of the same kind that are similar to a missing one, best first.
-fn alike(source: &Source, container: &Container) -> Vec<String> {
+fn alike(source: &ScannedSource, container: &CodeContainer) -> Vec<String> {
     let last = |name: &str| name.rsplit("::").next().unwrap_or(name).to_owned();
     let wanted = last(&container.name);
     let mut names: Vec<(f64, String, usize)> = source

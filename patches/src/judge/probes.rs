@@ -2,31 +2,31 @@
 
 use std::collections::BTreeSet;
 
-use super::hooks::Placed;
-use super::place::{Place, Reader, lines};
+use super::hooks::PlacedHooks;
+use super::place::{ResolvedPlace, SourceReader, lines};
 use crate::error::Result;
-use crate::judgement::{Reason, Status};
-use crate::scan::Container;
-use crate::scan::Finding;
-use crate::set::{PatchSet, Probe, ProbeConsequence};
+use crate::judgement::{JudgementReason, PatchStatus};
+use crate::scan::CodeContainer;
+use crate::scan::ContainerSearch;
+use crate::set::{PatchSet, ProbeConsequence, SetProbe};
 
 /// Maximum number of lines mentioned.
 const MAX_SHOWN_LINES: usize = 4;
 
 /// Results of a set's probes in a tree.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct ProbeResults {
     /// Macros of the probes that hold.
     pub(super) defines: Vec<String>,
     /// Ids of the probes that hold.
     pub(super) hold: BTreeSet<String>,
     /// Reasons given by the probes that do not hold.
-    pub(super) reasons: Vec<Reason>,
+    pub(super) reasons: Vec<JudgementReason>,
 }
 
 /// Evaluates all probes. `placed`: the placed hooks.
-pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>, placed: &Placed) -> Result<Asked> {
-    let mut asked = Asked::default();
+pub(super) fn ask(set: &PatchSet, reader: &SourceReader<'_>, placed: &PlacedHooks) -> Result<ProbeResults> {
+    let mut asked = ProbeResults::default();
     for probe in &set.probes {
         match one(set, probe, reader, placed)? {
             None => {
@@ -41,17 +41,22 @@ pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>, placed: &Placed) -> Resul
 }
 
 /// Containers that a probe skips: those it names, and those guarded by a placed hook.
-fn outside<'a>(set: &'a PatchSet, probe: &'a Probe, placed: &Placed) -> Vec<&'a Container> {
+fn outside<'a>(set: &'a PatchSet, probe: &'a SetProbe, placed: &PlacedHooks) -> Vec<&'a CodeContainer> {
     let guards = probe.guarded.iter().filter(|hook| placed.has(hook)).filter_map(|hook| set.hook(hook));
-    let mut all: Vec<&Container> =
+    let mut all: Vec<&CodeContainer> =
         probe.outside.iter().chain(guards.filter_map(|hook| hook.container.as_ref())).collect();
     all.dedup();
     all
 }
 
-fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> Result<Option<Reason>> {
+fn one(
+    set: &PatchSet,
+    probe: &SetProbe,
+    reader: &SourceReader<'_>,
+    placed: &PlacedHooks,
+) -> Result<Option<JudgementReason>> {
     let reason = |status, file: Option<String>, line, text| {
-        Some(Reason {
+        Some(JudgementReason {
             status,
             part: format!("probe `{}`", probe.id),
             fix: probe.fix.clone(),
@@ -61,9 +66,9 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> R
         })
     };
     let failed = match probe.on_fail {
-        ProbeConsequence::NotApplicable => Status::NotApplicable,
-        ProbeConsequence::Superseded => Status::Superseded,
-        ProbeConsequence::Refused | ProbeConsequence::Ignore => Status::Refused,
+        ProbeConsequence::NotApplicable => PatchStatus::NotApplicable,
+        ProbeConsequence::Superseded => PatchStatus::Superseded,
+        ProbeConsequence::Refused | ProbeConsequence::Ignore => PatchStatus::Refused,
     };
     let (least, most) = probe.bounds();
     let holds = |count: usize| (least..=most).contains(&count);
@@ -82,25 +87,30 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> R
     }
     let expected = format!("`{}` is expected {expected}{inside}", probe.pattern);
     let (file, found) = match reader.place(&probe.files, probe.container.as_ref())? {
-        Place::Whole(file) => (file, None),
-        Place::In(file, found) => match found.as_slice() {
+        ResolvedPlace::Whole(file) => (file, None),
+        ResolvedPlace::In(file, found) => match found.as_slice() {
             [one] => (file, Some(one.clone())),
             several => {
                 let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
                 let text = format!("{expected}; there are {} of that, in {}", at.len(), lines(&at));
-                return Ok(reason(Status::Refused, Some(file.path), at.first().copied(), text));
+                return Ok(reason(PatchStatus::Refused, Some(file.path), at.first().copied(), text));
             }
         },
-        Place::Unsure(file, line, why) => {
-            return Ok(reason(Status::Refused, Some(file.path), Some(line), format!("{expected}; {why}")));
+        ResolvedPlace::Unsure(file, line, why) => {
+            return Ok(reason(
+                PatchStatus::Refused,
+                Some(file.path),
+                Some(line),
+                format!("{expected}; {why}"),
+            ));
         }
-        Place::NoFile | Place::NoContainer(_) if holds(0) => return Ok(None),
-        Place::NoFile => {
+        ResolvedPlace::NoFile | ResolvedPlace::NoContainer(_) if holds(0) => return Ok(None),
+        ResolvedPlace::NoFile => {
             let text =
                 format!("{expected}; none of its files exists: {}; {}", probe.files.join(", "), probe.why);
             return Ok(reason(failed, None, None, text));
         }
-        Place::NoContainer(file) => {
+        ResolvedPlace::NoContainer(file) => {
             let hint = match &probe.container {
                 Some(container) => reader.elsewhere(set, Some(&file.path), container)?,
                 None => String::new(),
@@ -119,10 +129,10 @@ fn one(set: &PatchSet, probe: &Probe, reader: &Reader<'_>, placed: &Placed) -> R
     let mut left_out: Vec<std::ops::Range<usize>> = Vec::new();
     for container in outside {
         match file.source.find(container) {
-            Finding::All(found) => left_out.extend(found.iter().map(|found| found.start..found.end)),
-            Finding::Unsure { line, why } => {
+            ContainerSearch::All(found) => left_out.extend(found.iter().map(|found| found.start..found.end)),
+            ContainerSearch::Unsure { line, why } => {
                 return Ok(reason(
-                    Status::Refused,
+                    PatchStatus::Refused,
                     Some(file.path),
                     Some(line),
                     format!("{expected}; {why}"),

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::place::{Place, Reader, lines};
+use super::place::{ResolvedPlace, SourceReader, lines};
 use crate::error::Result;
-use crate::judgement::{Reason, SeamSeen, Status};
-use crate::scan::normal::{Piece, hash, pieces};
-use crate::set::fingerprints::{ABSENT_HASH, Known};
+use crate::judgement::{JudgementReason, PatchStatus, SeamSeen};
+use crate::scan::normal::{CodePiece, hash, pieces};
+use crate::set::fingerprints::{ABSENT_HASH, KnownVersion};
 use crate::set::{PatchSet, SetSeam};
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
 /// Maximum number of new pieces shown.
 const MAX_SHOWN_PIECES: usize = 3;
@@ -20,12 +20,15 @@ const MAX_PIECE_CHARS: usize = 64;
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub fn fingerprint(set: &PatchSet, tree: &dyn Tree) -> Result<Vec<SeamSeen>> {
-    look(set, &Reader::new(tree)).map(|(seen, _)| seen)
+pub fn fingerprint(set: &PatchSet, tree: &dyn SourceTree) -> Result<Vec<SeamSeen>> {
+    look(set, &SourceReader::new(tree)).map(|(seen, _)| seen)
 }
 
 /// The seams, and reasons for unknown ones.
-pub(super) fn look(set: &PatchSet, reader: &Reader<'_>) -> Result<(Vec<SeamSeen>, Vec<Reason>)> {
+pub(super) fn look(
+    set: &PatchSet,
+    reader: &SourceReader<'_>,
+) -> Result<(Vec<SeamSeen>, Vec<JudgementReason>)> {
     let mut all = Vec::new();
     let mut reasons = Vec::new();
     for seam in &set.seams {
@@ -39,11 +42,11 @@ pub(super) fn look(set: &PatchSet, reader: &Reader<'_>) -> Result<(Vec<SeamSeen>
 fn compare_seam(
     set: &PatchSet,
     seam: &SetSeam,
-    reader: &Reader<'_>,
-) -> Result<(Option<SeamSeen>, Option<Reason>)> {
+    reader: &SourceReader<'_>,
+) -> Result<(Option<SeamSeen>, Option<JudgementReason>)> {
     let known = set.fingerprints.of(&seam.id);
     let reason = |status, file: Option<&str>, line, text| {
-        Some(Reason {
+        Some(JudgementReason {
             status,
             part: format!("seam `{}`", seam.id),
             fix: None,
@@ -63,8 +66,8 @@ fn compare_seam(
         known: label(ABSENT_HASH).or_else(|| seam.optional.then(|| ABSENT_HASH.to_owned())),
     };
     let (file, found) = match reader.place(&seam.files, Some(&seam.container))? {
-        Place::In(file, found) => (file, found),
-        Place::NoFile => {
+        ResolvedPlace::In(file, found) => (file, found),
+        ResolvedPlace::NoFile => {
             let seen = absent(None);
             let missing = if seen.known.is_some() {
                 None
@@ -75,25 +78,25 @@ fn compare_seam(
                     seam.container,
                     seam.files.join(", ")
                 );
-                reason(Status::Unverified, None, None, text)
+                reason(PatchStatus::Unverified, None, None, text)
             };
             return Ok((Some(seen), missing));
         }
-        Place::NoContainer(file) => {
+        ResolvedPlace::NoContainer(file) => {
             let seen = absent(Some(&file.path));
             let missing = if seen.known.is_some() {
                 None
             } else {
                 let hint = reader.elsewhere(set, Some(&file.path), &seam.container)?;
                 let text = format!("{} is not there{hint}", seam.container);
-                reason(Status::Unverified, Some(&file.path), None, text)
+                reason(PatchStatus::Unverified, Some(&file.path), None, text)
             };
             return Ok((Some(seen), missing));
         }
-        Place::Unsure(file, line, why) => {
-            return Ok((None, reason(Status::Refused, Some(&file.path), Some(line), why)));
+        ResolvedPlace::Unsure(file, line, why) => {
+            return Ok((None, reason(PatchStatus::Refused, Some(&file.path), Some(line), why)));
         }
-        Place::Whole(_) => return Ok((None, None)),
+        ResolvedPlace::Whole(_) => return Ok((None, None)),
     };
     let source = &file.source;
     let starts: Vec<usize> = found.iter().map(|found| source.line(found.start)).collect();
@@ -104,9 +107,9 @@ fn compare_seam(
             found.len(),
             lines(&starts)
         );
-        return Ok((None, reason(Status::Refused, Some(&file.path), starts.first().copied(), text)));
+        return Ok((None, reason(PatchStatus::Refused, Some(&file.path), starts.first().copied(), text)));
     }
-    let pieces: Vec<Piece> = found.iter().flat_map(|found| pieces(source, found)).collect();
+    let pieces: Vec<CodePiece> = found.iter().flat_map(|found| pieces(source, found)).collect();
     let hash = hash(source, &found);
     let span =
         found.first().map(|found| (source.line(found.start), source.line(found.end.saturating_sub(1))));
@@ -128,20 +131,21 @@ fn compare_seam(
         "{} is a version that nobody has looked at ({}{condition}){change}",
         seam.container, seen.hash
     );
-    let unknown = reason(Status::Unverified, Some(&file.path), line.or(span.map(|(first, _)| first)), text);
+    let unknown =
+        reason(PatchStatus::Unverified, Some(&file.path), line.or(span.map(|(first, _)| first)), text);
     Ok((Some(seen), unknown))
 }
 
 /// Differences to the nearest known version: the line of the first new piece, and the end of a sentence.
-fn describe_difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, String) {
-    let common = |version: &Known| {
+fn describe_difference(pieces: &[CodePiece], known: &[KnownVersion]) -> (Option<usize>, String) {
+    let common = |version: &KnownVersion| {
         let mut left = count_hashes(&version.statements);
         pieces.iter().filter(|piece| take(&mut left, &piece.hash)).count()
     };
     // Among equally near versions, the newest, which is the last.
     let nearest = known.iter().filter(|version| !version.statements.is_empty()).max_by(|a, b| {
         // Relative to both lengths, so that a long version is not near to everything.
-        let share = |version: &Known| (2 * common(version), version.statements.len() + pieces.len());
+        let share = |version: &KnownVersion| (2 * common(version), version.statements.len() + pieces.len());
         let ((a, all_a), (b, all_b)) = (share(a), share(b));
         (a * all_b).cmp(&(b * all_a))
     });
@@ -149,7 +153,7 @@ fn describe_difference(pieces: &[Piece], known: &[Known]) -> (Option<usize>, Str
         return (None, "; no version is known that it could be compared with".to_owned());
     };
     let mut left = count_hashes(&nearest.statements);
-    let new: Vec<&Piece> = pieces.iter().filter(|piece| !take(&mut left, &piece.hash)).collect();
+    let new: Vec<&CodePiece> = pieces.iter().filter(|piece| !take(&mut left, &piece.hash)).collect();
     let gone: usize = left.values().sum();
     let shown: Vec<String> = new
         .iter()

@@ -11,19 +11,19 @@
 
 use serde::Serialize;
 
-use super::catalogue::Catalogue;
-use super::entry::{Action, Memory, Mitigation};
-use super::leak::{Leak, Sign};
+use super::catalogue::MitigationCatalogue;
+use super::entry::{LeakMemory, MitigationAction, MitigationEntry};
+use super::leak::{KnownLeak, LeakSign};
 use super::load::build_number;
-use crate::set::life::{LifeState, Standing};
+use crate::set::life::{FixStanding, LifeState};
 
 /// Observations of a server.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct ServerObservations {
     /// Memories that leak, or may leak.
-    pub grows: Vec<Memory>,
+    pub grows: Vec<LeakMemory>,
     /// Memories that were read and do not leak.
-    pub still: Vec<Memory>,
+    pub still: Vec<LeakMemory>,
     /// Blamed unit of work by its JSON name: `image`, `request`, …; `None` if none is blamed.
     pub unit: Option<String>,
     /// Requests contained images.
@@ -39,12 +39,12 @@ pub struct Seen {
     /// Ids of active mitigations.
     pub mitigations: Vec<String>,
     /// State of fixes by the server's source: needed, superseded, harmful.
-    pub lives: Vec<(String, Standing)>,
+    pub lives: Vec<(String, FixStanding)>,
 }
 
 /// A matching leak with suggestions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Advice {
+pub struct LeakAdvice {
     /// Id of the leak.
     pub leak: String,
     /// Description in a line.
@@ -82,7 +82,7 @@ const UNKNOWN_BACKEND_FACTOR: f64 = 0.8;
 /// Factor for an unknown backend if the leak's backend is rare.
 const RARE_BACKEND_FACTOR: f64 = 0.4;
 
-impl Advice {
+impl LeakAdvice {
     /// Likelihood as a word.
     fn likelihood(&self) -> &'static str {
         match self.confidence {
@@ -107,22 +107,22 @@ impl Advice {
     }
 }
 
-impl Catalogue {
+impl MitigationCatalogue {
     /// Leaks that match the observations, the likeliest first.
-    pub fn advise(&self, seen: &Seen) -> Vec<Advice> {
+    pub fn advise(&self, seen: &ServerObservations) -> Vec<LeakAdvice> {
         if seen.grows.is_empty() {
             return Vec::new();
         }
-        let mut all: Vec<Advice> =
+        let mut all: Vec<LeakAdvice> =
             self.leaks().iter().filter_map(|leak| self.match_leak(leak, seen)).collect();
         all.sort_by(|a, b| b.confidence.total_cmp(&a.confidence));
         all
     }
 
-    fn match_leak(&self, leak: &Leak, seen: &Seen) -> Option<Advice> {
+    fn match_leak(&self, leak: &KnownLeak, seen: &ServerObservations) -> Option<LeakAdvice> {
         let best = leak.signs.iter().filter_map(|sign| self.match_sign(leak, sign, seen));
         let confidence = best.max_by(f64::total_cmp)?;
-        let mut advice = Advice {
+        let mut advice = LeakAdvice {
             leak: leak.id.clone(),
             title: leak.title.clone(),
             confidence: (confidence * 100.0).round() / 100.0,
@@ -157,7 +157,7 @@ impl Catalogue {
     }
 
     /// Likelihood of the leak by one of its signs; `None` if excluded.
-    fn match_sign(&self, leak: &Leak, sign: &Sign, seen: &Seen) -> Option<f64> {
+    fn match_sign(&self, leak: &KnownLeak, sign: &LeakSign, seen: &ServerObservations) -> Option<f64> {
         let (first, last) = (build_number(&leak.first), build_number(&leak.last));
         let excluded = !sign.grows.iter().all(|memory| seen.grows.contains(memory))
             || sign.still.iter().any(|memory| seen.grows.contains(memory))
@@ -192,7 +192,7 @@ impl Catalogue {
 }
 
 /// Factor for a sign with units while no unit is blamed; `None` for a leak by images if there were none.
-fn unblamed_factor(sign: &Sign, images: bool) -> Option<f64> {
+fn unblamed_factor(sign: &LeakSign, images: bool) -> Option<f64> {
     let has = |name: &str| sign.units.iter().any(|unit| unit == name);
     match (has("image"), has("request")) {
         (true, false) if !images => None,
@@ -209,17 +209,17 @@ fn is_given(flag: &str, args: &[String]) -> bool {
 }
 
 /// Returns true if a mitigation is active in a server, however it was configured.
-fn applied(entry: &Mitigation, seen: &Seen) -> bool {
+fn applied(entry: &MitigationEntry, seen: &ServerObservations) -> bool {
     let variable = |name: &String| seen.variables.contains(name);
     let listed = seen.mitigations.contains(&entry.id);
     listed
         || match &entry.action {
-            Action::Patch { variable: name, .. } => name.as_ref().is_some_and(variable),
-            Action::Variable { name, .. } => variable(name),
-            Action::Flags { flags } => flags.iter().any(|flag| {
+            MitigationAction::Patch { variable: name, .. } => name.as_ref().is_some_and(variable),
+            MitigationAction::Variable { name, .. } => variable(name),
+            MitigationAction::Flags { flags } => flags.iter().any(|flag| {
                 flag.variables.iter().any(variable) || seen.args.iter().any(|word| flag.names.contains(word))
             }),
-            Action::Unset { .. } | Action::BuildOption { .. } => false,
+            MitigationAction::Unset { .. } | MitigationAction::BuildOption { .. } => false,
         }
 }
 
@@ -227,18 +227,18 @@ fn applied(entry: &Mitigation, seen: &Seen) -> bool {
 mod tests {
     use super::*;
 
-    fn images() -> Seen {
-        Seen {
-            grows: vec![Memory::Host, Memory::Vram],
+    fn images() -> ServerObservations {
+        ServerObservations {
+            grows: vec![LeakMemory::Host, LeakMemory::Vram],
             unit: Some("image".to_owned()),
             build: Some(8827),
             backend: Some("cuda".to_owned()),
-            ..Seen::default()
+            ..ServerObservations::default()
         }
     }
 
-    fn advise(seen: &Seen) -> Vec<Advice> {
-        Catalogue::embedded().unwrap().advise(seen)
+    fn advise(seen: &ServerObservations) -> Vec<LeakAdvice> {
+        MitigationCatalogue::embedded().unwrap().advise(seen)
     }
 
     #[test]
@@ -250,41 +250,49 @@ mod tests {
         let sentence = told[0].sentence();
         assert!(sentence.contains("try `graph-cache-cap` or `no-cuda-graphs`"), "{sentence}");
         assert!(sentence.contains("see ggml-org/llama.cpp#"), "{sentence}");
-        let newer = advise(&Seen { build: Some(10_587), ..images() });
+        let newer = advise(&ServerObservations { build: Some(10_587), ..images() });
         assert_eq!(newer[0].leak, "cuda-graph-window", "{newer:?}");
     }
 
     #[test]
     fn what_is_already_in_place_is_not_advised_and_rules_its_leak_out() {
         for seen in [
-            Seen { variables: vec!["GGML_CUDA_DISABLE_GRAPHS".to_owned()], ..images() },
-            Seen { mitigations: vec!["graph-cache-cap".to_owned()], ..images() },
+            ServerObservations { variables: vec!["GGML_CUDA_DISABLE_GRAPHS".to_owned()], ..images() },
+            ServerObservations { mitigations: vec!["graph-cache-cap".to_owned()], ..images() },
         ] {
             let told = advise(&seen);
             assert!(!told.iter().any(|advice| advice.leak.starts_with("cuda-graph")), "{told:?}");
         }
-        let cached = Seen { grows: vec![Memory::Host], still: vec![Memory::Vram], ..Seen::default() };
+        let cached = ServerObservations {
+            grows: vec![LeakMemory::Host],
+            still: vec![LeakMemory::Vram],
+            ..ServerObservations::default()
+        };
         assert!(advise(&cached).iter().any(|advice| advice.leak == "prompt-cache-ram"));
-        let bounded = Seen { args: vec!["-cram".to_owned(), "512".to_owned()], ..cached };
+        let bounded = ServerObservations { args: vec!["-cram".to_owned(), "512".to_owned()], ..cached };
         assert!(!advise(&bounded).iter().any(|advice| advice.leak == "prompt-cache-ram"));
     }
 
     #[test]
     fn a_build_or_a_backend_without_the_leak_rules_it_out_and_an_unknown_one_makes_it_less_likely() {
-        let cpu = advise(&Seen { backend: Some("cpu".to_owned()), grows: vec![Memory::Host], ..images() });
+        let cpu = advise(&ServerObservations {
+            backend: Some("cpu".to_owned()),
+            grows: vec![LeakMemory::Host],
+            ..images()
+        });
         assert!(!cpu.iter().any(|advice| advice.leak.contains("cuda")), "{cpu:?}");
         let known = advise(&images())[0].confidence;
-        let unknown = advise(&Seen { build: None, backend: None, unit: None, ..images() });
+        let unknown = advise(&ServerObservations { build: None, backend: None, unit: None, ..images() });
         let same = unknown.iter().find(|advice| advice.leak == "cuda-graph-map-unbounded").unwrap();
         assert!(same.confidence < known && same.confidence > 0.0, "{unknown:?}");
-        assert!(advise(&Seen { grows: Vec::new(), ..images() }).is_empty());
+        assert!(advise(&ServerObservations { grows: Vec::new(), ..images() }).is_empty());
         let blind = |images| {
-            let told = advise(&Seen {
+            let told = advise(&ServerObservations {
                 images,
                 unit: None,
-                grows: vec![Memory::Host],
-                still: vec![Memory::Vram],
-                ..Seen::default()
+                grows: vec![LeakMemory::Host],
+                still: vec![LeakMemory::Vram],
+                ..ServerObservations::default()
             });
             told.into_iter().map(|advice| (advice.leak, advice.confidence)).collect::<Vec<_>>()
         };
@@ -300,14 +308,14 @@ mod tests {
     #[test]
     fn a_sign_with_a_flag_and_its_value_fits_no_other_value_of_that_flag() {
         let growing = |args: &[&str]| {
-            let seen = Seen {
-                grows: vec![Memory::Host],
-                still: vec![Memory::Vram],
+            let seen = ServerObservations {
+                grows: vec![LeakMemory::Host],
+                still: vec![LeakMemory::Vram],
                 unit: Some("output_token".to_owned()),
                 build: Some(9279),
                 backend: Some("cuda".to_owned()),
                 args: args.iter().map(|&word| word.to_owned()).collect(),
-                ..Seen::default()
+                ..ServerObservations::default()
             };
             advise(&seen).iter().any(|advice| advice.leak == "tensor-split-context")
         };

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::catalogue::Catalogue;
-use super::entry::{Action, Mitigation};
+use super::catalogue::MitigationCatalogue;
+use super::entry::{MitigationAction, MitigationEntry};
 use super::load::build_number;
-use super::resolve::{Effect, Need};
+use super::resolve::{BuildNeed, MitigationEffect};
 use crate::binary::{TextPresence, find_text};
 use crate::error::Result;
-use crate::set::Fix;
-use crate::set::life::{LifeState, Standing};
+use crate::set::SetFix;
+use crate::set::life::{FixStanding, LifeState};
 
 /// Known facts about a model's llama-server.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,9 +32,9 @@ pub struct ProvenanceFacts {
     /// Ids of the fixes in the binary; `None` if the provenance has no list, and then the binary is searched.
     pub fixes: Option<Vec<String>>,
     /// Fixes of the user's own applied sets, each with its set's id.
-    pub own: Vec<(String, Fix)>,
+    pub own: Vec<(String, SetFix)>,
     /// State of the judged fixes in its source: needed, superseded, harmful.
-    pub lives: Vec<(String, Standing)>,
+    pub lives: Vec<(String, FixStanding)>,
     /// cmake options by name; later ones win.
     pub options: Vec<(String, String)>,
 }
@@ -48,7 +48,7 @@ impl ProvenanceFacts {
 
 /// Result of checking a mitigation against a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fit {
+pub enum MitigationFit {
     /// The build supports the mitigation.
     Fits,
     /// The mitigation is set, with a remark for the user.
@@ -71,7 +71,7 @@ impl BuildFacts {
     }
 
     /// State of a mitigation in this build: needed, superseded or harmful; `None` if unknown.
-    pub fn standing(&self, mitigation: &Mitigation) -> Option<Standing> {
+    pub fn standing(&self, mitigation: &MitigationEntry) -> Option<FixStanding> {
         let seen = self.provenance.as_ref().map(|provenance| provenance.lives.as_slice());
         mitigation.standing(self.number, seen.unwrap_or_default())
     }
@@ -94,44 +94,43 @@ fn parse_version_output(version: &str) -> Option<u32> {
     digits[..end].parse().ok().filter(|number| *number >= 1000)
 }
 
-impl Effect {
+impl MitigationEffect {
     /// Checks that a build supports this effect. Searches the binary if the provenance has no list of fixes.
-    pub fn fit(&self, build: &BuildFacts) -> Fit {
+    pub fn fit(&self, build: &BuildFacts) -> MitigationFit {
         let (name, who) = (&self.name, build.name());
         if let Some(provenance) =
             build.provenance.as_ref().filter(|provenance| !self.mitigation.is_for(&provenance.backend))
         {
             let backends = self.mitigation.backends.join(", ");
-            return Fit::LeftOut(format!(
+            return MitigationFit::LeftOut(format!(
                 "mitigation {name} is for {backends}, and {who} computes on {}: it is left out",
                 provenance.backend
             ));
         }
         let life = build.standing(&self.mitigation);
         if let Some(life) = life.as_ref().filter(|life| life.is == LifeState::Harmful && life.by_source) {
-            return Fit::Missing {
+            return MitigationFit::Missing {
                 message: format!("mitigation {name} is harmful in {who}: {}", life.why()),
                 hint: "remove it, or choose another build".to_owned(),
             };
         }
         let fit = match &self.need {
-            Some(Need::Fix { set, fix, marker }) => self.fit_of_fix(build, set, fix, marker),
-            Some(Need::Option { name: option, value }) => self.check_option(build, option, value),
+            Some(BuildNeed::Fix { set, fix, marker }) => self.fit_of_fix(build, set, fix, marker),
+            Some(BuildNeed::Option { name: option, value }) => self.check_option(build, option, value),
             None => self.fit_of_choice(build).unwrap_or_else(|| self.check_number(build)),
         };
         match (fit, life) {
-            (Fit::Fits, Some(life)) if life.is == LifeState::Superseded => {
-                Fit::Note(format!("mitigation {name} is superseded in {who}: {}", life.why()))
+            (MitigationFit::Fits, Some(life)) if life.is == LifeState::Superseded => {
+                MitigationFit::Note(format!("mitigation {name} is superseded in {who}: {}", life.why()))
             }
-            (Fit::Fits, Some(life)) if life.is == LifeState::Harmful => Fit::Note(format!(
-                "mitigation {name} is harmful in {who}, as its number says: {}",
-                life.why()
-            )),
+            (MitigationFit::Fits, Some(life)) if life.is == LifeState::Harmful => MitigationFit::Note(
+                format!("mitigation {name} is harmful in {who}, as its number says: {}", life.why()),
+            ),
             (fit, _) => fit,
         }
     }
 
-    fn fit_of_fix(&self, build: &BuildFacts, set: &str, fix: &str, marker: &str) -> Fit {
+    fn fit_of_fix(&self, build: &BuildFacts, set: &str, fix: &str, marker: &str) -> MitigationFit {
         let (name, who) = (&self.name, build.name());
         let needs = format!("mitigation {name} needs a llama-server built with the patch set {set}");
         let hint = match &self.mitigation.own {
@@ -144,76 +143,85 @@ impl Effect {
         };
         let fixes = build.provenance.as_ref().and_then(|provenance| provenance.fixes.as_deref());
         if fixes.is_some_and(|fixes| fixes.iter().any(|own| own == fix)) {
-            return Fit::Fits;
+            return MitigationFit::Fits;
         }
         if marker.is_empty() && fixes.is_none() {
-            return Fit::Note(format!("{needs}; whether {who} is one cannot be told"));
+            return MitigationFit::Note(format!("{needs}; whether {who} is one cannot be told"));
         }
         // Search the binary even if the provenance does not list the fix: the source may have been patched
         // before.
         let found = if marker.is_empty() { Ok(TextPresence::No) } else { find_text(&build.binary, marker) };
         match (found, fixes) {
-            (Ok(TextPresence::Yes), _) => Fit::Fits,
-            (_, Some([])) => Fit::Missing { message: format!("{needs}; {who} has none"), hint },
+            (Ok(TextPresence::Yes), _) => MitigationFit::Fits,
+            (_, Some([])) => MitigationFit::Missing { message: format!("{needs}; {who} has none"), hint },
             (_, Some(fixes)) => {
                 let has = fixes.join(", ");
-                Fit::Missing { message: format!("{needs} and its fix {fix}; {who} has {has}"), hint }
+                MitigationFit::Missing {
+                    message: format!("{needs} and its fix {fix}; {who} has {has}"),
+                    hint,
+                }
             }
             (found, None) => unproven_fit(found, &needs, &who, marker, hint),
         }
     }
 
-    fn check_option(&self, build: &BuildFacts, option: &str, value: &str) -> Fit {
+    fn check_option(&self, build: &BuildFacts, option: &str, value: &str) -> MitigationFit {
         let (name, who) = (&self.name, build.name());
         let needs = format!("mitigation {name} needs a llama-server built with -D{option}={value}");
         let Some(provenance) = &build.provenance else {
-            return Fit::Note(format!("{needs}; whether {who} is one cannot be told"));
+            return MitigationFit::Note(format!("{needs}; whether {who} is one cannot be told"));
         };
         let hint = format!("run `llama-warden build -D{option}={value}`");
         match provenance.option(option) {
-            Some(own) if normalize_value(own) == normalize_value(value) => Fit::Fits,
-            Some(own) => Fit::Missing { message: format!("{needs}; {who} has -D{option}={own}"), hint },
-            None => Fit::Missing { message: format!("{needs}; {who} was built without it"), hint },
+            Some(own) if normalize_value(own) == normalize_value(value) => MitigationFit::Fits,
+            Some(own) => {
+                MitigationFit::Missing { message: format!("{needs}; {who} has -D{option}={own}"), hint }
+            }
+            None => MitigationFit::Missing { message: format!("{needs}; {who} was built without it"), hint },
         }
     }
 
     /// Checks that the build supports the chosen value. Only our own builds are refused by number, because
     /// forks count differently.
-    fn fit_of_choice(&self, build: &BuildFacts) -> Option<Fit> {
+    fn fit_of_choice(&self, build: &BuildFacts) -> Option<MitigationFit> {
         let choice = self.flags.iter().find_map(|flag| flag.words.get(1))?;
         let message = self.mitigation.outside_limits(choice, build)?;
         let message = format!("mitigation {}={choice}: {message}", self.name);
         let hint = "choose another value, or another build".to_owned();
-        Some(if build.provenance.is_some() { Fit::Missing { message, hint } } else { Fit::Note(message) })
+        Some(if build.provenance.is_some() {
+            MitigationFit::Missing { message, hint }
+        } else {
+            MitigationFit::Note(message)
+        })
     }
 
     /// Checks the build number. Forks count differently, so a mismatch yields a warning, never a refusal.
-    fn check_number(&self, build: &BuildFacts) -> Fit {
+    fn check_number(&self, build: &BuildFacts) -> MitigationFit {
         let (entry, who) = (&self.mitigation, build.name());
-        let Some(number) = build.number else { return Fit::Fits };
+        let Some(number) = build.number else { return MitigationFit::Fits };
         let consequence = match entry.action {
-            Action::Flags { .. } => "llama-server may refuse to start",
+            MitigationAction::Flags { .. } => "llama-server may refuse to start",
             _ => "it may have no effect",
         };
         if build_number(&entry.first).is_some_and(|first| number < first) {
             let first = &entry.first;
-            return Fit::Note(format!(
+            return MitigationFit::Note(format!(
                 "mitigation {} is understood from {first} on, and {who} says that it is b{number}: {consequence}",
                 self.name
             ));
         }
         if build_number(&entry.last).is_some_and(|last| number > last) {
             let last = &entry.last;
-            return Fit::Note(format!(
+            return MitigationFit::Note(format!(
                 "mitigation {} is understood up to {last}, and {who} says that it is b{number}: {consequence}",
                 self.name
             ));
         }
-        Fit::Fits
+        MitigationFit::Fits
     }
 }
 
-impl Mitigation {
+impl MitigationEntry {
     /// Why a value is not supported by a build; `None` if it is, or if that is unknown.
     fn outside_limits(&self, choice: &str, build: &BuildFacts) -> Option<String> {
         let number = build.number?;
@@ -237,12 +245,12 @@ impl Mitigation {
     }
 }
 
-impl Catalogue {
+impl MitigationCatalogue {
     /// Values in `args` that this build does not support, each with the index of its word and the reason.
     pub fn refused_values(&self, args: &[String], build: &BuildFacts) -> Vec<(usize, String)> {
         let mut found = Vec::new();
         for entry in self.mitigations() {
-            let Action::Flags { flags } = &entry.action else { continue };
+            let MitigationAction::Flags { flags } = &entry.action else { continue };
             for (at, pair) in args.windows(2).enumerate() {
                 let [flag, choice] = pair else { continue };
                 if flags.iter().any(|own| own.names.contains(flag))
@@ -257,13 +265,19 @@ impl Catalogue {
 }
 
 /// Result for a binary without provenance in which the text was not found.
-fn unproven_fit(found: Result<TextPresence>, needs: &str, who: &str, marker: &str, hint: String) -> Fit {
+fn unproven_fit(
+    found: Result<TextPresence>,
+    needs: &str,
+    who: &str,
+    marker: &str,
+    hint: String,
+) -> MitigationFit {
     match found {
         Ok(TextPresence::Script) => {
-            Fit::Note(format!("{needs}; {who} is a script, so that cannot be checked"))
+            MitigationFit::Note(format!("{needs}; {who} is a script, so that cannot be checked"))
         }
-        Err(error) => Fit::Note(format!("{needs}; {who} cannot be searched for it: {error}")),
-        Ok(_) => Fit::Missing {
+        Err(error) => MitigationFit::Note(format!("{needs}; {who} cannot be searched for it: {error}")),
+        Ok(_) => MitigationFit::Missing {
             message: format!("{needs}; the text `{marker}` is neither in {who} nor in a library beside it"),
             hint,
         },

@@ -2,54 +2,54 @@
 
 use std::sync::Arc;
 
-use super::entry::{Action, Memory, Mitigation, Part};
+use super::entry::{LeakMemory, MitigationAction, MitigationEntry, MitigationPart};
 use super::item::part_name;
-use super::leak::Leak;
-use super::load::{self, Pair};
+use super::leak::KnownLeak;
+use super::load::{self, RedundantPair};
 use super::value::ValueSpec;
 use crate::embedded::embedded_file;
-use crate::error::{Error, Result};
-use crate::set::{self, Fix, Variable, VariableKind};
+use crate::error::{PatchError, Result};
+use crate::set::{self, FixVariable, SetFix, VariableKind};
 
 /// All mitigations and leaks. Ids are unique over both.
 #[derive(Clone, Debug)]
-pub struct Catalogue {
-    mitigations: Vec<Arc<Mitigation>>,
-    leaks: Vec<Leak>,
-    pub(super) pairs: Vec<Pair>,
+pub struct MitigationCatalogue {
+    mitigations: Vec<Arc<MitigationEntry>>,
+    leaks: Vec<KnownLeak>,
+    pub(super) pairs: Vec<RedundantPair>,
     start: Vec<String>,
 }
 
-impl Catalogue {
+impl MitigationCatalogue {
     /// The curated catalogue: the fixes of the curated patch sets, and mitigations without a patch.
     ///
     /// # Errors
     ///
     /// Fails if an embedded file is invalid, which this crate's tests exclude.
     pub fn embedded() -> Result<Self> {
-        let patches = set::Catalogue::embedded()?;
+        let patches = set::SetCatalogue::embedded()?;
         let text = embedded_file("mitigations.toml").and_then(|bytes| std::str::from_utf8(bytes).ok());
         let fixes = patches.sets().iter().flat_map(|set| set.fixes.iter().map(|fix| (set.id.as_str(), fix)));
-        Self::assemble(load::FILE, text.unwrap_or_default(), fixes)
+        Self::assemble(load::MITIGATIONS_FILE, text.unwrap_or_default(), fixes)
     }
 
     /// Assembles a catalogue from the text of a file, and from fixes with the ids of their sets.
     pub(super) fn assemble<'a>(
         file: &str,
         text: &str,
-        fixes: impl Iterator<Item = (&'a str, &'a Fix)>,
+        fixes: impl Iterator<Item = (&'a str, &'a SetFix)>,
     ) -> Result<Self> {
         let loaded = load::load(file, text)?;
-        let mut all: Vec<Mitigation> = fixes.map(|(set, fix)| of_fix(set, fix, None)).collect();
+        let mut all: Vec<MitigationEntry> = fixes.map(|(set, fix)| of_fix(set, fix, None)).collect();
         all.extend(loaded.mitigations);
         for leak in &loaded.leaks {
             for one in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
                 // A mitigation may be missing: a program with other patch sets is valid.
                 let Some(found) = all.iter_mut().find(|entry| entry.id == *one) else { continue };
                 found.cures.push(leak.id.clone());
-                if matches!(found.action, Action::Patch { .. }) {
+                if matches!(found.action, MitigationAction::Patch { .. }) {
                     let new = leak.memory.iter().filter(|memory| !found.memory.contains(memory));
-                    let new: Vec<Memory> = new.copied().collect();
+                    let new: Vec<LeakMemory> = new.copied().collect();
                     found.memory.extend(new);
                 } else {
                     found.symptoms.push(leak.symptom.clone());
@@ -60,7 +60,7 @@ impl Catalogue {
         ids.extend(loaded.leaks.iter().map(|leak| leak.id.as_str()));
         ids.sort_unstable();
         if let Some((twice, _)) = ids.iter().zip(ids.iter().skip(1)).find(|(one, next)| one == next) {
-            return Err(Error::Set {
+            return Err(PatchError::Set {
                 file: file.to_owned(),
                 line: None,
                 key: format!("id `{twice}`"),
@@ -83,13 +83,13 @@ impl Catalogue {
     /// Fails if a fix has the id of a curated fix, a mitigation, a leak, or a fix of another set.
     pub fn with_own<'a>(
         mut self,
-        fixes: impl IntoIterator<Item = (&'a str, &'a Fix)>,
+        fixes: impl IntoIterator<Item = (&'a str, &'a SetFix)>,
         origin: &str,
     ) -> Result<Self> {
         for (set, fix) in fixes {
             if let Some(taken) = self.taken(&fix.id) {
                 if taken.own.is_some()
-                    && matches!(&taken.action, Action::Patch { set: other, .. } if other == set)
+                    && matches!(&taken.action, MitigationAction::Patch { set: other, .. } if other == set)
                 {
                     continue;
                 }
@@ -103,17 +103,17 @@ impl Catalogue {
         Ok(self)
     }
 
-    fn taken(&self, id: &str) -> Option<&Mitigation> {
+    fn taken(&self, id: &str) -> Option<&MitigationEntry> {
         self.mitigations.iter().find(|entry| entry.id == id).map(|entry| &**entry)
     }
 
     /// All mitigations, fixes of patch sets first.
-    pub fn mitigations(&self) -> &[Arc<Mitigation>] {
+    pub fn mitigations(&self) -> &[Arc<MitigationEntry>] {
         &self.mitigations
     }
 
     /// All leaks.
-    pub fn leaks(&self) -> &[Leak] {
+    pub fn leaks(&self) -> &[KnownLeak] {
         &self.leaks
     }
 
@@ -124,12 +124,12 @@ impl Catalogue {
     }
 
     /// The mitigation with this id.
-    pub fn mitigation(&self, id: &str) -> Option<&Arc<Mitigation>> {
+    pub fn mitigation(&self, id: &str) -> Option<&Arc<MitigationEntry>> {
         self.mitigations.iter().find(|entry| entry.id == id)
     }
 
     /// The leak with this id.
-    pub fn leak(&self, id: &str) -> Option<&Leak> {
+    pub fn leak(&self, id: &str) -> Option<&KnownLeak> {
         self.leaks.iter().find(|leak| leak.id == id)
     }
 
@@ -143,8 +143,8 @@ impl Catalogue {
     }
 }
 
-fn clash(set: &str, fix: &str, origin: &str, with: &str) -> Error {
-    Error::Set {
+fn clash(set: &str, fix: &str, origin: &str, with: &str) -> PatchError {
+    PatchError::Set {
         file: origin.to_owned(),
         line: None,
         key: format!("{set}/{fix}"),
@@ -152,28 +152,28 @@ fn clash(set: &str, fix: &str, origin: &str, with: &str) -> Error {
     }
 }
 
-fn of_fix(set: &str, fix: &Fix, origin: Option<&str>) -> Mitigation {
+fn of_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> MitigationEntry {
     let first = fix.variables.first();
     // A curated fix with a file (report, memory requests) gets a file per process, so no value is set here.
-    let chosen = |variable: &Variable| origin.is_none() && variable.kind == VariableKind::Path;
+    let chosen = |variable: &FixVariable| origin.is_none() && variable.kind == VariableKind::Path;
     let own = first.filter(|variable| !chosen(variable));
     let parts = fix.variables.iter().skip(1).filter(|variable| !chosen(variable));
     let mut text = first.map(|variable| variable.text.clone()).unwrap_or_default();
     if first.is_some_and(chosen) {
         text.push_str(" llama-warden chooses the file, one for each process.");
     }
-    Mitigation {
+    MitigationEntry {
         id: fix.id.clone(),
         title: fix.title.clone(),
         text: text.trim().to_owned(),
-        action: Action::Patch {
+        action: MitigationAction::Patch {
             set: set.to_owned(),
             variable: own.map(|variable| variable.name.clone()),
             marker: fix.marker.clone(),
         },
         value: own.and_then(ValueSpec::of),
         parts: parts
-            .map(|variable| Part {
+            .map(|variable| MitigationPart {
                 name: part_name(&fix.id, &variable.name),
                 variable: variable.name.clone(),
                 value: ValueSpec::of(variable),

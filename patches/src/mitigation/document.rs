@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::catalogue::Catalogue;
-use super::entry::{Action, Memory, Mitigation};
-use super::leak::{Leak, LeakKind};
-use crate::set::Evidence;
+use super::catalogue::MitigationCatalogue;
+use super::entry::{LeakMemory, MitigationAction, MitigationEntry};
+use super::leak::{KnownLeak, LeakKind};
+use crate::set::FixEvidence;
 
 /// The whole catalogue as Markdown, deterministic.
-pub fn markdown(catalogue: &Catalogue) -> String {
+pub fn markdown(catalogue: &MitigationCatalogue) -> String {
     let mut text = String::from("## Leaks, and what looks like one\n\n");
     write_table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
     text.push_str("\n## Crashes, wedges and wrong answers\n\n");
@@ -40,10 +40,10 @@ pub fn markdown(catalogue: &Catalogue) -> String {
 }
 
 /// Writes a table with one row per leak.
-fn write_table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a Leak>) {
+fn write_table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a KnownLeak>) {
     text.push_str("| id | memory | backends | builds | what helps |\n|---|---|---|---|---|\n");
     for leak in leaks {
-        let cures: Vec<String> = leak.cures.iter().map(super::leak::Cure::short).collect();
+        let cures: Vec<String> = leak.cures.iter().map(super::leak::LeakCure::short).collect();
         write_line(
             text,
             format_args!(
@@ -78,7 +78,7 @@ fn to_sentence(text: &str) -> String {
     format!("{}{}{stop}", first.to_uppercase(), letters.as_str())
 }
 
-fn memory(all: &[Memory]) -> String {
+fn memory(all: &[LeakMemory]) -> String {
     all.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
 }
 
@@ -90,7 +90,7 @@ fn builds(text: &str) -> &str {
     if text.is_empty() { "see below" } else { text }
 }
 
-fn write_mitigation(text: &mut String, entry: &Mitigation) {
+fn write_mitigation(text: &mut String, entry: &MitigationEntry) {
     write_line(text, format_args!("\n### {}\n", entry.id));
     write_line(text, format_args!("{}", to_sentence(&entry.title)));
     write_line(text, format_args!("{}\n", to_sentence(&entry.text)));
@@ -106,7 +106,7 @@ fn write_mitigation(text: &mut String, entry: &Mitigation) {
     }
     write_item(text, "builds", &entry.builds());
     write_item(text, "helps against", &entry.cures.join(", "));
-    if matches!(entry.action, Action::Patch { .. }) {
+    if matches!(entry.action, MitigationAction::Patch { .. }) {
         write_item(text, "symptom", &entry.symptoms.join(" "));
     }
     write_item(text, "cost", &entry.cost);
@@ -125,7 +125,7 @@ fn write_mitigation(text: &mut String, entry: &Mitigation) {
     write_item(text, "references", &entry.references.join(", "));
 }
 
-fn leak(text: &mut String, leak: &Leak) {
+fn leak(text: &mut String, leak: &KnownLeak) {
     write_line(text, format_args!("\n### {}\n", leak.id));
     write_line(text, format_args!("{} {}\n", to_sentence(&leak.title), to_sentence(&leak.symptom)));
     let range = [leak.builds(), leak.range.clone()].into_iter().filter(|part| !part.is_empty());
@@ -143,7 +143,7 @@ fn leak(text: &mut String, leak: &Leak) {
     write_item(text, "references", &leak.references.join(", "));
 }
 
-fn evidence(text: &mut String, all: &[Evidence]) {
+fn evidence(text: &mut String, all: &[FixEvidence]) {
     for one in all {
         write_item(text, "seen", &one.to_line());
     }
@@ -154,7 +154,7 @@ fn value(spec: &super::value::ValueSpec) -> String {
     format!("{}{default}", spec.takes())
 }
 
-impl Evidence {
+impl FixEvidence {
     /// The measurement in one line.
     pub fn to_line(&self) -> String {
         let mut text = self.effect.clone();
@@ -170,30 +170,30 @@ impl Evidence {
     }
 }
 
-impl Mitigation {
+impl MitigationEntry {
     /// Describes in one line the variables, flags or builds of the mitigation.
     pub fn how(&self) -> String {
         match &self.action {
-            Action::Patch { set, variable: Some(name), .. } => {
+            MitigationAction::Patch { set, variable: Some(name), .. } => {
                 format!("patch set {set}; the variable {name}")
             }
-            Action::Patch { set, variable: None, .. } => format!("patch set {set}"),
-            Action::Variable { name, fixed, presence } => {
+            MitigationAction::Patch { set, variable: None, .. } => format!("patch set {set}"),
+            MitigationAction::Variable { name, fixed, presence } => {
                 let value = fixed.as_deref().unwrap_or("VALUE");
                 let presence = if *presence { "; it acts by being present, whatever its value" } else { "" };
                 format!("the variable {name}={value}{presence}")
             }
-            Action::Unset { names, .. } => {
+            MitigationAction::Unset { names, .. } => {
                 format!("removes {} from what the process inherits", names.join(", "))
             }
-            Action::Flags { flags } => {
+            MitigationAction::Flags { flags } => {
                 let all = flags.iter().map(|flag| {
                     let value = flag.value.as_deref().map(|value| value.replace("{}", "VALUE"));
                     std::iter::once(flag.write.clone()).chain(value).collect::<Vec<_>>().join(" ")
                 });
                 format!("llama-server's `{}`", all.collect::<Vec<_>>().join(" "))
             }
-            Action::BuildOption { name, setting } => format!("a build with -D{name}={setting}"),
+            MitigationAction::BuildOption { name, setting } => format!("a build with -D{name}={setting}"),
         }
     }
 }

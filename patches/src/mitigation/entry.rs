@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::value::ValueSpec;
-use crate::set::life::{Life, Looked, Standing};
-use crate::set::{Evidence, Upstream};
+use crate::set::life::{FixStanding, InspectedRevision, LifeStatement};
+use crate::set::{FixEvidence, UpstreamState};
 
 /// A mitigation against growing memory, or against a defect that a patch set fixes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Mitigation {
+pub struct MitigationEntry {
     /// Id, as written in the configuration.
     pub id: String,
     /// Description in one line.
@@ -17,17 +17,17 @@ pub struct Mitigation {
     pub text: String,
     /// Implementation.
     #[serde(flatten)]
-    pub action: Action,
+    pub action: MitigationAction,
     /// Value after `=`; `None`: no value.
     pub value: Option<ValueSpec>,
     /// Additional variables of a fix, each set by `<id>.<part>=<value>`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<Part>,
+    pub parts: Vec<MitigationPart>,
     /// File of a fix of the user's own set. `None`: embedded in this program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub own: Option<String>,
     /// Affected memories.
-    pub memory: Vec<Memory>,
+    pub memory: Vec<LeakMemory>,
     /// Affected backends; empty: all.
     pub backends: Vec<String>,
     /// First build that supports it, or that has the fixed defect, such as `b8852`; empty: unknown or all.
@@ -41,15 +41,15 @@ pub struct Mitigation {
     /// Confidence that it helps.
     pub confidence: String,
     /// Measurements.
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<FixEvidence>,
     /// Links to reports and changes.
     pub references: Vec<String>,
     /// Revisions in which it is needed, superseded or harmful, with the evidence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub life: Vec<Life>,
+    pub life: Vec<LifeStatement>,
     /// For a fix: upstream's state.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub upstream: Option<Upstream>,
+    pub upstream: Option<UpstreamState>,
     /// Ids of the leaks that it cures, and the symptom that a fix names itself.
     pub cures: Vec<String>,
     /// Symptoms of these problems.
@@ -59,7 +59,7 @@ pub struct Mitigation {
 /// Implementation of a mitigation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Action {
+pub enum MitigationAction {
     /// A fix of a patch set, enabled by a variable.
     Patch {
         /// Id of the set.
@@ -88,7 +88,7 @@ pub enum Action {
     /// Flags of llama-server.
     Flags {
         /// The flags.
-        flags: Vec<Flag>,
+        flags: Vec<ServerFlag>,
     },
     /// A build option.
     BuildOption {
@@ -99,7 +99,7 @@ pub enum Action {
     },
 }
 
-impl Action {
+impl MitigationAction {
     /// The kind as a word, for tables.
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -115,7 +115,7 @@ impl Action {
 /// A flag of llama-server.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Flag {
+pub struct ServerFlag {
     /// The flag to write.
     pub write: String,
     /// The following word: fixed, or `{}` for the user's value; `None`: the flag takes no value.
@@ -130,7 +130,7 @@ pub struct Flag {
 
 /// An additional variable of a fix.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Part {
+pub struct MitigationPart {
     /// Name after the dot.
     pub name: String,
     /// Name of the variable.
@@ -144,7 +144,7 @@ pub struct Part {
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Memory {
+pub enum LeakMemory {
     /// Host memory of the process.
     Host,
     /// GPU memory.
@@ -153,7 +153,7 @@ pub enum Memory {
     Kernel,
 }
 
-impl Memory {
+impl LeakMemory {
     /// Name in the catalogue.
     pub const fn name(self) -> &'static str {
         match self {
@@ -174,7 +174,7 @@ pub(super) fn range(first: &str, last: &str) -> String {
     }
 }
 
-impl Mitigation {
+impl MitigationEntry {
     /// Range of affected builds; empty: all, or unknown.
     pub fn builds(&self) -> String {
         range(&self.first, &self.last)
@@ -183,8 +183,8 @@ impl Mitigation {
     /// Description as a noun phrase: ``the fix of the set `cuda-memory` ``.
     pub(super) fn of(&self) -> String {
         match &self.action {
-            Action::Patch { set, .. } if self.own.is_some() => format!("a fix of the set `{set}`"),
-            Action::Patch { set, .. } => format!("a fix of the curated set `{set}`"),
+            MitigationAction::Patch { set, .. } if self.own.is_some() => format!("a fix of the set `{set}`"),
+            MitigationAction::Patch { set, .. } => format!("a fix of the curated set `{set}`"),
             _ => "a mitigation that needs no patch".to_owned(),
         }
     }
@@ -196,9 +196,9 @@ impl Mitigation {
 
     /// State in a build: needed, superseded or harmful; `None` if unknown. Evidence from the build's source
     /// takes precedence over its number.
-    pub fn standing(&self, build: Option<u32>, source: &[(String, Standing)]) -> Option<Standing> {
+    pub fn standing(&self, build: Option<u32>, source: &[(String, FixStanding)]) -> Option<FixStanding> {
         let seen = source.iter().find(|(fix, _)| *fix == self.id).map(|(_, standing)| standing.clone());
-        seen.or_else(|| Standing::of(&self.life, &Looked { build, probes: None }))
+        seen.or_else(|| FixStanding::of(&self.life, &InspectedRevision { build, probes: None }))
     }
 
     /// Syntax with its value, for a table.

@@ -1,7 +1,7 @@
 //! Parses an item of a list of mitigations: `id`, `id=value`, `id.part=value`.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Item<'a> {
+pub(super) struct MitigationItem<'a> {
     /// Text before the dot and the equals sign.
     pub(super) id: &'a str,
     /// Text between dot and equals sign.
@@ -10,7 +10,7 @@ pub(super) struct Item<'a> {
     pub(super) value: Option<&'a str>,
 }
 
-impl<'a> Item<'a> {
+impl<'a> MitigationItem<'a> {
     /// Parses an item. A value may contain any text, even another equals sign.
     pub(super) fn parse(text: &'a str) -> Self {
         let (name, value) = match text.split_once('=') {
@@ -51,10 +51,16 @@ mod tests {
 
     #[test]
     fn an_item_is_split_at_its_first_equals_sign_and_dot() {
-        assert_eq!(Item::parse("a"), Item { id: "a", part: None, value: None });
-        assert_eq!(Item::parse(" a = x=y.z "), Item { id: "a", part: None, value: Some("x=y.z") });
-        assert_eq!(Item::parse("a.b=1"), Item { id: "a", part: Some("b"), value: Some("1") });
-        assert_eq!(Item::parse("a.b=1").name(), "a.b");
+        assert_eq!(MitigationItem::parse("a"), MitigationItem { id: "a", part: None, value: None });
+        assert_eq!(
+            MitigationItem::parse(" a = x=y.z "),
+            MitigationItem { id: "a", part: None, value: Some("x=y.z") }
+        );
+        assert_eq!(
+            MitigationItem::parse("a.b=1"),
+            MitigationItem { id: "a", part: Some("b"), value: Some("1") }
+        );
+        assert_eq!(MitigationItem::parse("a.b=1").name(), "a.b");
     }
 
     #[test]

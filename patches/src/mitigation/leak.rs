@@ -4,13 +4,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Memory, range};
-use crate::set::Evidence;
+use super::entry::{LeakMemory, range};
+use crate::set::FixEvidence;
 
 /// A known case of growing memory, real or apparent.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Leak {
+pub struct KnownLeak {
     /// Id of the leak.
     pub id: String,
     /// Description in one line.
@@ -18,7 +18,7 @@ pub struct Leak {
     /// Actual nature of the growth.
     pub kind: LeakKind,
     /// Growing memories.
-    pub memory: Vec<Memory>,
+    pub memory: Vec<LeakMemory>,
     /// Affected backends; empty: all.
     #[serde(default)]
     pub backends: Vec<String>,
@@ -37,16 +37,16 @@ pub struct Leak {
     #[serde(default)]
     pub upstream: String,
     /// Cures, best first.
-    pub cures: Vec<Cure>,
+    pub cures: Vec<LeakCure>,
     /// How to distinguish it from other leaks.
     #[serde(default)]
     pub detect: String,
     /// Signs by which the program detects it; empty: not detectable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub signs: Vec<Sign>,
+    pub signs: Vec<LeakSign>,
     /// Measurements.
     #[serde(default)]
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<FixEvidence>,
     /// Links to reports and changes.
     pub references: Vec<String>,
     /// Confidence in this description.
@@ -85,12 +85,12 @@ impl LeakKind {
 /// Pattern of a leak in the readings of a server.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sign {
+pub struct LeakSign {
     /// Memories that all have to grow.
-    pub grows: Vec<Memory>,
+    pub grows: Vec<LeakMemory>,
     /// Memories that must not grow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub still: Vec<Memory>,
+    pub still: Vec<LeakMemory>,
     /// Units of work, one of which is blamed (`request`, `prompt_token`, `output_token`, `image`, `audio`,
     /// `hour`); empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -107,12 +107,13 @@ pub struct Sign {
 }
 
 /// Names of the units of work in a sign.
-pub(super) const UNITS: [&str; 6] = ["request", "prompt_token", "output_token", "image", "audio", "hour"];
+pub(super) const WORK_UNITS: [&str; 6] =
+    ["request", "prompt_token", "output_token", "image", "audio", "hour"];
 
-impl fmt::Display for Sign {
+impl fmt::Display for LeakSign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names =
-            |all: &[Memory], and: &str| all.iter().map(|one| one.name()).collect::<Vec<_>>().join(and);
+            |all: &[LeakMemory], and: &str| all.iter().map(|one| one.name()).collect::<Vec<_>>().join(and);
         write!(f, "{} grow{}", names(&self.grows, " and "), if self.grows.len() == 1 { "s" } else { "" })?;
         if !self.still.is_empty() {
             write!(f, ", {} does not", names(&self.still, " and "))?;
@@ -133,7 +134,7 @@ impl fmt::Display for Sign {
 /// A cure: exactly one field except `note` is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Cure {
+pub struct LeakCure {
     /// Id of a mitigation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mitigation: Option<String>,
@@ -154,7 +155,7 @@ pub struct Cure {
     pub note: String,
 }
 
-impl Cure {
+impl LeakCure {
     /// Returns true if exactly one of these fields is set.
     pub(super) fn is_one_thing(&self) -> bool {
         let said = [
@@ -179,7 +180,7 @@ impl Cure {
     }
 }
 
-impl fmt::Display for Cure {
+impl fmt::Display for LeakCure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self { mitigation: Some(id), .. } => f.write_str(id)?,
@@ -192,7 +193,7 @@ impl fmt::Display for Cure {
     }
 }
 
-impl Leak {
+impl KnownLeak {
     /// Range of affected builds; empty: see [`Self::range`].
     pub fn builds(&self) -> String {
         range(&self.first, &self.last)

@@ -2,25 +2,25 @@
 
 use serde::Deserialize;
 
-use super::entry::{Action, Flag, Memory, Mitigation};
-use super::leak::{Leak, UNITS};
+use super::entry::{LeakMemory, MitigationAction, MitigationEntry, ServerFlag};
+use super::leak::{KnownLeak, WORK_UNITS};
 use super::value::{ValueKind, ValueSpec};
-use crate::error::{Error, Result};
-use crate::set::Evidence;
-use crate::set::life::{By, Life};
+use crate::error::{PatchError, Result};
+use crate::set::FixEvidence;
+use crate::set::life::{EvidenceKind, LifeStatement};
 
 /// Name of the file in messages.
-pub(super) const FILE: &str = "patches/mitigations.toml";
+pub(super) const MITIGATIONS_FILE: &str = "patches/mitigations.toml";
 
 /// Supported version of the format.
-const SCHEMA: u32 = 1;
+const MITIGATIONS_SCHEMA: u32 = 1;
 
 /// Content of the file.
 #[derive(Debug)]
-pub(super) struct Loaded {
-    pub(super) mitigations: Vec<Mitigation>,
-    pub(super) pairs: Vec<Pair>,
-    pub(super) leaks: Vec<Leak>,
+pub(super) struct LoadedMitigations {
+    pub(super) mitigations: Vec<MitigationEntry>,
+    pub(super) pairs: Vec<RedundantPair>,
+    pub(super) leaks: Vec<KnownLeak>,
     pub(super) start: Vec<String>,
 }
 
@@ -33,15 +33,15 @@ struct RawCatalogue {
     #[serde(default)]
     mitigation: Vec<toml::Spanned<RawMitigation>>,
     #[serde(default)]
-    pair: Vec<Pair>,
+    pair: Vec<RedundantPair>,
     #[serde(default)]
-    leak: Vec<toml::Spanned<Leak>>,
+    leak: Vec<toml::Spanned<KnownLeak>>,
 }
 
 /// Two mitigations, one of which makes the other useless.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Pair {
+pub(super) struct RedundantPair {
     pub(super) ids: [String; 2],
     pub(super) why: String,
 }
@@ -53,7 +53,7 @@ struct RawMitigation {
     title: String,
     text: String,
     #[serde(default)]
-    memory: Vec<Memory>,
+    memory: Vec<LeakMemory>,
     #[serde(default)]
     backends: Vec<String>,
     #[serde(default)]
@@ -66,12 +66,12 @@ struct RawMitigation {
     confidence: String,
     references: Vec<String>,
     #[serde(default)]
-    evidence: Vec<Evidence>,
+    evidence: Vec<FixEvidence>,
     #[serde(default)]
-    life: Vec<Life>,
+    life: Vec<LifeStatement>,
     set: Option<RawVariable>,
     unset: Option<RawUnset>,
-    flags: Option<Vec<Flag>>,
+    flags: Option<Vec<ServerFlag>>,
     option: Option<RawOption>,
     value: Option<ValueSpec>,
 }
@@ -101,8 +101,8 @@ struct RawOption {
 }
 
 /// Parses the text of the file. `file` is its name in messages.
-pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
-    let wrong = |at: Option<usize>, key: &str, why: String| Error::Set {
+pub(super) fn load(file: &str, text: &str) -> Result<LoadedMitigations> {
+    let wrong = |at: Option<usize>, key: &str, why: String| PatchError::Set {
         file: file.to_owned(),
         line: at.and_then(|byte| text.get(..byte)).map(|before| before.matches('\n').count() + 1),
         key: key.to_owned(),
@@ -110,8 +110,12 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
     };
     let raw: RawCatalogue = toml::from_str(text)
         .map_err(|error| wrong(error.span().map(|span| span.start), "", error.message().to_owned()))?;
-    if raw.schema != SCHEMA {
-        return Err(wrong(None, "schema", format!("is {}, and this program reads {SCHEMA}", raw.schema)));
+    if raw.schema != MITIGATIONS_SCHEMA {
+        return Err(wrong(
+            None,
+            "schema",
+            format!("is {}, and this program reads {MITIGATIONS_SCHEMA}", raw.schema),
+        ));
     }
     let mut mitigations = Vec::new();
     for one in raw.mitigation {
@@ -129,7 +133,7 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
         if !is_id(&leak.id) {
             return Err(wrong(Some(at), &key, "an id has small letters, digits and dashes".to_owned()));
         }
-        if !leak.cures.iter().all(super::leak::Cure::is_one_thing) {
+        if !leak.cures.iter().all(super::leak::LeakCure::is_one_thing) {
             let why =
                 "each cure says exactly one of mitigation, upgrade, restart, monitor, advice".to_owned();
             return Err(wrong(Some(at), &key, why));
@@ -137,12 +141,12 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
         signs(&leak).map_err(|why| wrong(Some(at), &key, why))?;
         leaks.push(leak);
     }
-    Ok(Loaded { mitigations, pairs: raw.pair, leaks, start: raw.start })
+    Ok(LoadedMitigations { mitigations, pairs: raw.pair, leaks, start: raw.start })
 }
 
 /// Checks a leak's signs, except ids of mitigations, which the catalogue checks together with those of
 /// patch sets.
-fn signs(leak: &Leak) -> std::result::Result<(), String> {
+fn signs(leak: &KnownLeak) -> std::result::Result<(), String> {
     if !leak.signs.is_empty() && !leak.kind.grows() {
         let kind = serde_json::json!(leak.kind);
         return Err(format!("a `{}` does not grow: it has no `signs`", kind.as_str().unwrap_or_default()));
@@ -151,8 +155,8 @@ fn signs(leak: &Leak) -> std::result::Result<(), String> {
         if sign.grows.is_empty() || sign.still.iter().any(|memory| sign.grows.contains(memory)) {
             return Err("a sign says which memory `grows`, and names none of it in `still`".to_owned());
         }
-        if let Some(unit) = sign.units.iter().find(|unit| !UNITS.contains(&unit.as_str())) {
-            return Err(format!("`{unit}` is no unit of work: they are {}", UNITS.join(", ")));
+        if let Some(unit) = sign.units.iter().find(|unit| !WORK_UNITS.contains(&unit.as_str())) {
+            return Err(format!("`{unit}` is no unit of work: they are {}", WORK_UNITS.join(", ")));
         }
         if !(0.0..=1.0).contains(&sign.confidence) {
             return Err("the `confidence` of a sign goes from 0 to 1".to_owned());
@@ -161,7 +165,7 @@ fn signs(leak: &Leak) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
+fn mitigation(raw: RawMitigation) -> std::result::Result<MitigationEntry, String> {
     if !is_id(&raw.id) {
         return Err("an id has small letters, digits and dashes".to_owned());
     }
@@ -171,7 +175,7 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
         if !(life.holds.is_empty() && life.fails.is_empty()) {
             return Err("only a fix of a patch set has probes: a `life` here goes by builds".to_owned());
         }
-        if life.by == By::Measurement && (life.hardware.is_empty() || life.build.is_empty()) {
+        if life.by == EvidenceKind::Measurement && (life.hardware.is_empty() || life.build.is_empty()) {
             return Err("what was measured says on which `hardware` and with which `build`".to_owned());
         }
     }
@@ -181,10 +185,10 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
             return Err("`set.value` is fixed, or there is a `value` to be given: one of them".to_owned());
         }
         (Some(set), None, None, None) => {
-            Action::Variable { name: set.name, fixed: set.value, presence: set.presence }
+            MitigationAction::Variable { name: set.name, fixed: set.value, presence: set.presence }
         }
         (None, Some(unset), None, None) if !takes_value => {
-            Action::Unset { names: unset.names, flags: unset.flags }
+            MitigationAction::Unset { names: unset.names, flags: unset.flags }
         }
         (None, None, Some(flags), None) => {
             let given = flags.iter().filter(|flag| flag.value.as_deref() == Some("{}")).count();
@@ -194,10 +198,10 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
             if flags.iter().any(|flag| !flag.names.contains(&flag.write)) {
                 return Err("a flag's `names` have the one that is written, too".to_owned());
             }
-            Action::Flags { flags }
+            MitigationAction::Flags { flags }
         }
         (None, None, None, Some(option)) if !takes_value => {
-            Action::BuildOption { name: option.name, setting: option.value }
+            MitigationAction::BuildOption { name: option.name, setting: option.value }
         }
         _ => return Err("it has exactly one of `set`, `unset`, `flags`, `option`".to_owned()),
     };
@@ -215,7 +219,7 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
             value.check(&default.to_string()).map_err(|why| format!("its default: {why}"))?;
         }
     }
-    Ok(Mitigation {
+    Ok(MitigationEntry {
         id: raw.id,
         title: raw.title,
         text: raw.text,

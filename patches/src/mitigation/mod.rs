@@ -8,7 +8,7 @@
 //!                                                             Effect::fit(BuildFacts) ──> Fit: supported?
 //! ```
 //!
-//! Resolving is pure. Only [`Effect::fit`] may read a file: it searches a binary that we did not build for
+//! Resolving is pure. Only [`MitigationEffect::fit`] may read a file: it searches a binary that we did not build for
 //! the marker of a fix.
 
 mod advise;
@@ -22,13 +22,13 @@ mod load;
 mod resolve;
 mod value;
 
-pub use advise::{Advice, Seen};
-pub use build::{BuildFacts, Fit, ProvenanceFacts};
-pub use catalogue::Catalogue;
+pub use advise::{LeakAdvice, ServerObservations};
+pub use build::{BuildFacts, MitigationFit, ProvenanceFacts};
+pub use catalogue::MitigationCatalogue;
 pub use document::markdown;
-pub use entry::{Action, Flag, Memory, Mitigation, Part};
-pub use leak::{Cure, Leak, LeakKind, Sign};
-pub use resolve::{Effect, Finding, FlagUse, Need, Resolution};
+pub use entry::{LeakMemory, MitigationAction, MitigationEntry, MitigationPart, ServerFlag};
+pub use leak::{KnownLeak, LeakCure, LeakKind, LeakSign};
+pub use resolve::{BuildNeed, FlagUse, MitigationEffect, MitigationFinding, MitigationResolution};
 pub use value::{ChoiceLimit, ValueKind, ValueSpec};
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::catalogue::Catalogue;
-use super::entry::{Action, Mitigation, Part};
-use super::item::Item;
+use super::catalogue::MitigationCatalogue;
+use super::entry::{MitigationAction, MitigationEntry, MitigationPart};
+use super::item::MitigationItem;
 use super::leak::LeakKind;
 use super::value::ValueSpec;
 
@@ -15,13 +15,13 @@ const UNSET_VALUE: &str = "off";
 
 /// Effects of one item of a list.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Effect {
+pub struct MitigationEffect {
     /// Index of the item in the list, from 0.
     pub item: usize,
     /// Item without its value.
     pub name: String,
     /// Mitigation of the item.
-    pub mitigation: Arc<Mitigation>,
+    pub mitigation: Arc<MitigationEntry>,
     /// Variables to set.
     pub set: Vec<(String, String)>,
     /// Variables to remove.
@@ -31,7 +31,7 @@ pub struct Effect {
     /// Flags to pass to llama-server.
     pub flags: Vec<FlagUse>,
     /// Requirement on the build.
-    pub need: Option<Need>,
+    pub need: Option<BuildNeed>,
 }
 
 /// A flag passed to llama-server.
@@ -48,7 +48,7 @@ pub struct FlagUse {
 /// Requirement on a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Need {
+pub enum BuildNeed {
     /// A fix of a patch set.
     Fix {
         /// Id of the set.
@@ -69,7 +69,7 @@ pub enum Need {
 
 /// An error in a list, or a probable mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct MitigationFinding {
     /// Index of the item in the list, from 0.
     pub item: usize,
     /// An error, so that the list cannot be used; otherwise a warning.
@@ -82,24 +82,24 @@ pub struct Finding {
 
 /// Result of resolving a list.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Resolution {
+pub struct MitigationResolution {
     /// Effects of the valid items.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<MitigationEffect>,
     /// Errors and warnings.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<MitigationFinding>,
 }
 
-impl Catalogue {
+impl MitigationCatalogue {
     /// Resolves a list such as `["graph-cache-cap=64", "no-cuda-graphs"]`.
-    pub fn resolve(&self, list: &[String]) -> Resolution {
-        let mut done = Resolution::default();
-        let names: Vec<String> = list.iter().map(|text| Item::parse(text).name()).collect();
+    pub fn resolve(&self, list: &[String]) -> MitigationResolution {
+        let mut done = MitigationResolution::default();
+        let names: Vec<String> = list.iter().map(|text| MitigationItem::parse(text).name()).collect();
         for (at, text) in list.iter().enumerate() {
-            let item = Item::parse(text);
+            let item = MitigationItem::parse(text);
             match self.one(at, item, &names) {
                 Ok(effect) => match find_clash(&done.effects, &effect) {
                     Some(message) => {
-                        done.findings.push(Finding {
+                        done.findings.push(MitigationFinding {
                             item: at,
                             error: true,
                             message,
@@ -108,7 +108,9 @@ impl Catalogue {
                     }
                     None => done.effects.push(effect),
                 },
-                Err((message, hint)) => done.findings.push(Finding { item: at, error: true, message, hint }),
+                Err((message, hint)) => {
+                    done.findings.push(MitigationFinding { item: at, error: true, message, hint })
+                }
             }
         }
         self.find_pairs(&mut done);
@@ -117,18 +119,23 @@ impl Catalogue {
     }
 
     /// Resolves one item. `names`: all items of the list, so that a part with its own item keeps its value.
-    fn one(&self, at: usize, item: Item<'_>, names: &[String]) -> Result<Effect, (String, Option<String>)> {
+    fn one(
+        &self,
+        at: usize,
+        item: MitigationItem<'_>,
+        names: &[String],
+    ) -> Result<MitigationEffect, (String, Option<String>)> {
         let Some(found) = self.mitigation(item.id) else { return Err(self.unknown(item.id)) };
         let plain = |why: String| (why, None);
         let (set, value) = match item.part {
             None => {
                 let value = item_value(&item, found.value.as_ref()).map_err(plain)?;
                 let set = match &found.action {
-                    Action::Patch { variable: Some(name), .. } => {
+                    MitigationAction::Patch { variable: Some(name), .. } => {
                         let own = std::iter::once((name.clone(), value.clone()));
                         own.chain(part_defaults(found, names)).collect()
                     }
-                    Action::Variable { name, fixed, .. } => {
+                    MitigationAction::Variable { name, fixed, .. } => {
                         vec![(name.clone(), fixed.clone().unwrap_or_else(|| value.clone()))]
                     }
                     _ => Vec::new(),
@@ -147,18 +154,18 @@ impl Catalogue {
         };
         let (mut unset, mut forbidden, mut flags) = (Vec::new(), Vec::new(), Vec::new());
         let need = match &found.action {
-            Action::Patch { set, marker, .. } => {
-                Some(Need::Fix { set: set.clone(), fix: found.id.clone(), marker: marker.clone() })
+            MitigationAction::Patch { set, marker, .. } => {
+                Some(BuildNeed::Fix { set: set.clone(), fix: found.id.clone(), marker: marker.clone() })
             }
-            Action::BuildOption { name, setting } => {
-                Some(Need::Option { name: name.clone(), value: setting.clone() })
+            MitigationAction::BuildOption { name, setting } => {
+                Some(BuildNeed::Option { name: name.clone(), value: setting.clone() })
             }
-            Action::Unset { names, flags } => {
+            MitigationAction::Unset { names, flags } => {
                 unset.clone_from(names);
                 forbidden.clone_from(flags);
                 None
             }
-            Action::Flags { flags: all } => {
+            MitigationAction::Flags { flags: all } => {
                 flags.extend(all.iter().map(|flag| {
                     let mut words = vec![flag.write.clone()];
                     words.extend(flag.value.as_ref().map(|text| text.replace("{}", &value)));
@@ -166,10 +173,10 @@ impl Catalogue {
                 }));
                 None
             }
-            Action::Variable { .. } => None,
+            MitigationAction::Variable { .. } => None,
         };
         let mitigation = Arc::clone(found);
-        Ok(Effect { item: at, name: item.name(), mitigation, set, unset, forbidden, flags, need })
+        Ok(MitigationEffect { item: at, name: item.name(), mitigation, set, unset, forbidden, flags, need })
     }
 
     fn unknown(&self, id: &str) -> (String, Option<String>) {
@@ -192,13 +199,13 @@ impl Catalogue {
     }
 
     /// Warns about items that another item makes useless, at the later one.
-    fn find_pairs(&self, done: &mut Resolution) {
+    fn find_pairs(&self, done: &mut MitigationResolution) {
         for pair in &self.pairs {
             let item =
                 |id: &str| done.effects.iter().find(|effect| effect.mitigation.id == id).map(|one| one.item);
             let [one, other] = &pair.ids;
             let (Some(first), Some(second)) = (item(one), item(other)) else { continue };
-            done.findings.push(Finding {
+            done.findings.push(MitigationFinding {
                 item: first.max(second),
                 error: false,
                 message: format!("`{one}` and `{other}`: {}", pair.why),
@@ -210,16 +217,16 @@ impl Catalogue {
 
 /// Default values of a fix's parts that are set when the fix is enabled.
 fn part_defaults<'a>(
-    found: &'a Mitigation,
+    found: &'a MitigationEntry,
     names: &'a [String],
 ) -> impl Iterator<Item = (String, String)> + 'a {
-    let own = |part: &&Part| names.contains(&format!("{}.{}", found.id, part.name));
+    let own = |part: &&MitigationPart| names.contains(&format!("{}.{}", found.id, part.name));
     let rest = found.parts.iter().filter(move |part| !own(part));
     rest.filter_map(|part| Some((part.variable.clone(), part.value.as_ref()?.default.as_ref()?.to_string())))
 }
 
 /// Value of an item: the given one, or the default. A mitigation without values has `1`.
-fn item_value(item: &Item<'_>, takes: Option<&ValueSpec>) -> Result<String, String> {
+fn item_value(item: &MitigationItem<'_>, takes: Option<&ValueSpec>) -> Result<String, String> {
     let name = item.name();
     match (takes, item.value) {
         (None, None) => Ok("1".to_owned()),
@@ -232,7 +239,10 @@ fn item_value(item: &Item<'_>, takes: Option<&ValueSpec>) -> Result<String, Stri
     }
 }
 
-fn find_part<'a>(found: &'a Mitigation, name: &str) -> Result<&'a Part, (String, Option<String>)> {
+fn find_part<'a>(
+    found: &'a MitigationEntry,
+    name: &str,
+) -> Result<&'a MitigationPart, (String, Option<String>)> {
     found.parts.iter().find(|part| part.name == name).ok_or_else(|| {
         let parts: Vec<String> =
             found.parts.iter().map(|part| format!("`{}.{}`", found.id, part.name)).collect();
@@ -246,12 +256,12 @@ fn find_part<'a>(found: &'a Mitigation, name: &str) -> Result<&'a Part, (String,
 }
 
 /// Detects two items with the same or opposite meaning.
-fn find_clash(before: &[Effect], new: &Effect) -> Option<String> {
+fn find_clash(before: &[MitigationEffect], new: &MitigationEffect) -> Option<String> {
     if before.iter().any(|old| old.name == new.name) {
         return Some(format!("`{}` is given twice", new.name));
     }
     before.iter().find_map(|old| {
-        let sets = |one: &Effect, name: &String| one.set.iter().any(|(own, _)| own == name);
+        let sets = |one: &MitigationEffect, name: &String| one.set.iter().any(|(own, _)| own == name);
         let same = new
             .set
             .iter()
@@ -273,12 +283,12 @@ fn find_clash(before: &[Effect], new: &Effect) -> Option<String> {
 }
 
 /// Warns about parts without their fix: a part sets only its own variable.
-fn find_lone_parts(done: &mut Resolution) {
+fn find_lone_parts(done: &mut MitigationResolution) {
     for effect in &done.effects {
         let id = &effect.mitigation.id;
         let is_part = effect.name != *id;
         if is_part && !effect.set.is_empty() && !done.effects.iter().any(|other| other.name == *id) {
-            done.findings.push(Finding {
+            done.findings.push(MitigationFinding {
                 item: effect.item,
                 error: false,
                 message: format!("`{}` is given without `{id}`, which stays off", effect.name),

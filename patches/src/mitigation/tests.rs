@@ -1,13 +1,13 @@
 //! The embedded catalogue, and resolving with invented fixes.
 
 use super::*;
-use crate::set::{Affects, Fix, Upstream, Value, Variable, VariableKind};
+use crate::set::{AffectedBuilds, FixValue, FixVariable, SetFix, UpstreamState, VariableKind};
 
-fn variable(name: &str, kind: VariableKind, default: Option<i64>) -> Variable {
-    Variable {
+fn variable(name: &str, kind: VariableKind, default: Option<i64>) -> FixVariable {
+    FixVariable {
         name: name.to_owned(),
         kind,
-        default: default.map(Value::Integer),
+        default: default.map(FixValue::Integer),
         min: (kind == VariableKind::Integer).then_some(1.0),
         max: (kind == VariableKind::Integer).then_some(1000.0),
         unit: "graphs".to_owned(),
@@ -15,18 +15,18 @@ fn variable(name: &str, kind: VariableKind, default: Option<i64>) -> Variable {
     }
 }
 
-fn fix(id: &str, variables: Vec<Variable>) -> Fix {
-    Fix {
+fn fix(id: &str, variables: Vec<FixVariable>) -> SetFix {
+    SetFix {
         id: id.to_owned(),
         title: "a cap".to_owned(),
         symptom: "it grows".to_owned(),
         references: Vec::new(),
         memory: Vec::new(),
-        affects: Affects { backends: vec!["cuda".into(), "hip".into()], ..Affects::default() },
+        affects: AffectedBuilds { backends: vec!["cuda".into(), "hip".into()], ..AffectedBuilds::default() },
         risk: String::new(),
         cost: String::new(),
         marker: format!("llama-warden fix {id}"),
-        upstream: Upstream::default(),
+        upstream: UpstreamState::default(),
         life: Vec::new(),
         variables,
         evidence: Vec::new(),
@@ -34,7 +34,7 @@ fn fix(id: &str, variables: Vec<Variable>) -> Fix {
 }
 
 /// The embedded file with two invented fixes instead of the curated ones.
-fn catalogue() -> Catalogue {
+fn catalogue() -> MitigationCatalogue {
     let fixes = [
         fix(
             "graph-cache-cap",
@@ -46,10 +46,10 @@ fn catalogue() -> Catalogue {
         fix("report", vec![variable("LLAMA_WARDEN_REPORT", VariableKind::Path, None)]),
     ];
     let text = include_str!("../../mitigations.toml");
-    Catalogue::assemble("m.toml", text, fixes.iter().map(|fix| ("cuda-memory", fix))).unwrap()
+    MitigationCatalogue::assemble("m.toml", text, fixes.iter().map(|fix| ("cuda-memory", fix))).unwrap()
 }
 
-fn resolve(list: &[&str]) -> Resolution {
+fn resolve(list: &[&str]) -> MitigationResolution {
     catalogue().resolve(&list.iter().map(|&item| item.to_owned()).collect::<Vec<_>>())
 }
 
@@ -64,7 +64,7 @@ fn told(list: &[&str]) -> String {
 
 #[test]
 fn the_shipped_list_is_sound_and_every_cure_is_in_it() {
-    let all = Catalogue::embedded().unwrap();
+    let all = MitigationCatalogue::embedded().unwrap();
     for leak in all.leaks() {
         for id in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
             assert!(all.mitigation(id).is_some(), "leak {}: its cure {id} is nowhere", leak.id);
@@ -116,7 +116,7 @@ fn each_kind_of_mitigation_comes_to_what_it_says() {
     let words: Vec<&str> =
         done.effects.iter().flat_map(|one| &one.flags).flat_map(|flag| &flag.words).map(|w| &**w).collect();
     assert_eq!(words, ["--cache-ram", "512", "--cache-type-k", "f16", "--cache-type-v", "f16"]);
-    let option = Need::Option { name: "GGML_SCHED_MAX_COPIES".into(), value: "1".into() };
+    let option = BuildNeed::Option { name: "GGML_SCHED_MAX_COPIES".into(), value: "1".into() };
     assert_eq!(done.effects[7].need, Some(option));
     assert!(
         done.effects[8].set.is_empty() && done.effects[8].need.is_some(),
@@ -191,7 +191,7 @@ fn twice_contradicting_and_pointless_are_told_apart() {
     let text = "schema = 1\n\
         [[mitigation]]\nid = \"a\"\ntitle = \"a\"\ntext = \"\"\ncost = \"\"\nconfidence = \"\"\nreferences = []\nunset = { names = [\"X\"] }\n\
         [[mitigation]]\nid = \"b\"\ntitle = \"b\"\ntext = \"\"\ncost = \"\"\nconfidence = \"\"\nreferences = []\nset = { name = \"X\", value = \"1\" }\n";
-    let two = Catalogue::assemble("m.toml", text, std::iter::empty()).unwrap();
+    let two = MitigationCatalogue::assemble("m.toml", text, std::iter::empty()).unwrap();
     for list in [["a", "b"], ["b", "a"]] {
         let done = two.resolve(&list.map(str::to_owned));
         assert_eq!(done.findings.len(), 1);
@@ -203,7 +203,7 @@ fn twice_contradicting_and_pointless_are_told_apart() {
 #[test]
 fn a_broken_file_names_file_line_and_entry() {
     let broken = |text: &str| {
-        Catalogue::assemble("m.toml", &format!("schema = 1\n{text}"), std::iter::empty())
+        MitigationCatalogue::assemble("m.toml", &format!("schema = 1\n{text}"), std::iter::empty())
             .unwrap_err()
             .to_string()
     };
@@ -252,38 +252,46 @@ fn provenance(backend: &str, fixes: Option<&[&str]>) -> ProvenanceFacts {
     }
 }
 
-fn fit(item: &str, build: &BuildFacts) -> Fit {
+fn fit(item: &str, build: &BuildFacts) -> MitigationFit {
     resolve(&[item]).effects[0].fit(build)
 }
 
 #[test]
 fn a_build_without_the_fix_is_told_with_the_command_that_makes_one() {
     let (_dir, plain) = build(Some(provenance("cuda", Some(&[]))), "nothing");
-    let Fit::Missing { message, hint } = fit("graph-cache-cap", &plain) else { panic!() };
+    let MitigationFit::Missing { message, hint } = fit("graph-cache-cap", &plain) else { panic!() };
     assert_eq!(
         message,
         "mitigation graph-cache-cap needs a llama-server built with the patch set cuda-memory; build 1234 has none"
     );
     assert!(hint.starts_with("run `llama-warden build`"), "{hint}");
     let (_dir, other) = build(Some(provenance("cuda", Some(&["report"]))), "nothing");
-    let Fit::Missing { message, .. } = fit("graph-cache-cap", &other) else { panic!() };
+    let MitigationFit::Missing { message, .. } = fit("graph-cache-cap", &other) else { panic!() };
     assert!(message.ends_with("and its fix graph-cache-cap; build 1234 has report"), "{message}");
     let (_dir, with) = build(Some(provenance("cuda", Some(&["graph-cache-cap"]))), "nothing");
-    assert_eq!(fit("graph-cache-cap", &with), Fit::Fits);
+    assert_eq!(fit("graph-cache-cap", &with), MitigationFit::Fits);
     let (_dir, silent) = build(Some(provenance("cuda", None)), "..llama-warden fix graph-cache-cap..");
-    assert_eq!(fit("graph-cache-cap", &silent), Fit::Fits, "the binary says what the provenance do not");
+    assert_eq!(
+        fit("graph-cache-cap", &silent),
+        MitigationFit::Fits,
+        "the binary says what the provenance do not"
+    );
 }
 
 #[test]
 fn a_binary_of_somebody_else_is_searched_for_the_fix() {
     let (_dir, plain) = build(None, "\u{7f}ELF nothing");
-    let Fit::Missing { message, .. } = fit("graph-cache-cap", &plain) else { panic!() };
+    let MitigationFit::Missing { message, .. } = fit("graph-cache-cap", &plain) else { panic!() };
     assert!(message.contains("the text `llama-warden fix graph-cache-cap` is neither in /"), "{message}");
     let (_dir, with) = build(None, "\u{7f}ELF llama-warden fix graph-cache-cap");
-    assert_eq!(fit("graph-cache-cap", &with), Fit::Fits);
+    assert_eq!(fit("graph-cache-cap", &with), MitigationFit::Fits);
     let (_dir, script) = build(None, "#!/bin/sh\nexec x\n");
-    assert!(matches!(fit("graph-cache-cap", &script), Fit::Note(note) if note.contains("is a script")));
-    assert!(matches!(fit("build-one-copy", &plain), Fit::Note(note) if note.ends_with("cannot be told")));
+    assert!(
+        matches!(fit("graph-cache-cap", &script), MitigationFit::Note(note) if note.contains("is a script"))
+    );
+    assert!(
+        matches!(fit("build-one-copy", &plain), MitigationFit::Note(note) if note.ends_with("cannot be told"))
+    );
 }
 
 #[test]
@@ -291,34 +299,36 @@ fn options_backends_and_numbers_of_a_build_are_judged() {
     let (_dir, cuda) = build(Some(provenance("cuda", None)), "");
     assert_eq!(
         fit("build-no-cuda-graphs", &cuda),
-        Fit::Fits,
+        MitigationFit::Fits,
         "the last of a repeated option counts, 0 is OFF"
     );
-    let Fit::Missing { message, hint } = fit("build-one-copy", &cuda) else { panic!() };
+    let MitigationFit::Missing { message, hint } = fit("build-one-copy", &cuda) else { panic!() };
     assert_eq!(
         message,
         "mitigation build-one-copy needs a llama-server built with -DGGML_SCHED_MAX_COPIES=1; build 1234 was built \
          without it"
     );
     assert_eq!(hint, "run `llama-warden build -DGGML_SCHED_MAX_COPIES=1`");
-    let Fit::Missing { hint, .. } = fit("build-no-vmm", &cuda) else { panic!() };
+    let MitigationFit::Missing { hint, .. } = fit("build-no-vmm", &cuda) else { panic!() };
     assert_eq!(hint, "run `llama-warden build -DGGML_CUDA_NO_VMM=ON`");
     let (_dir, cpu) = build(Some(provenance("cpu", Some(&[]))), "");
     assert_eq!(
         fit("graph-cache-cap", &cpu),
-        Fit::LeftOut(
+        MitigationFit::LeftOut(
             "mitigation graph-cache-cap is for cuda, hip, and build 1234 computes on cpu: it is left out"
                 .to_owned()
         )
     );
-    assert_eq!(fit("cache-ram=1", &cpu), Fit::Fits);
+    assert_eq!(fit("cache-ram=1", &cpu), MitigationFit::Fits);
     let early = fit("checkpoint-min-step=1", &cuda);
     assert!(
-        matches!(&early, Fit::Note(note) if note.contains("from b9310 on") && note.contains("may refuse to start"))
+        matches!(&early, MitigationFit::Note(note) if note.contains("from b9310 on") && note.contains("may refuse to start"))
     );
     let (_dir, mut late) = build(Some(provenance("cuda", None)), "");
     late.number = Some(10528);
-    assert!(matches!(fit("cublas-workspace=:16:8", &late), Fit::Note(note) if note.contains("up to b10527")));
+    assert!(
+        matches!(fit("cublas-workspace=:16:8", &late), MitigationFit::Note(note) if note.contains("up to b10527"))
+    );
 }
 
 #[test]
@@ -328,18 +338,20 @@ fn a_choice_that_ends_the_process_of_a_build_is_refused_there_and_nowhere_else()
         (dir, BuildFacts { number: Some(number), ..build })
     };
     let (_dir, cuda) = of(Some("cuda"), 9890);
-    let Fit::Missing { message, .. } = fit("split-mode=row", &cuda) else { panic!("it ends the process") };
+    let MitigationFit::Missing { message, .. } = fit("split-mode=row", &cuda) else {
+        panic!("it ends the process")
+    };
     assert!(
         message.contains("`row` is for builds to b9889, and build 1234 is b9890: the GPU backend ends"),
         "{message}"
     );
-    assert_eq!(fit("split-mode=none", &cuda), Fit::Fits);
-    assert_eq!(fit("split-mode=row", &of(Some("cuda"), 9889).1), Fit::Fits);
-    assert_eq!(fit("split-mode=row", &of(Some("vulkan"), 9890).1), Fit::Fits);
+    assert_eq!(fit("split-mode=none", &cuda), MitigationFit::Fits);
+    assert_eq!(fit("split-mode=row", &of(Some("cuda"), 9889).1), MitigationFit::Fits);
+    assert_eq!(fit("split-mode=row", &of(Some("vulkan"), 9890).1), MitigationFit::Fits);
     // Forks count differently.
     let foreign = of(None, 9890);
     assert!(
-        matches!(fit("split-mode=row", &foreign.1), Fit::Note(note) if note.ends_with("where it computes on cuda or hip"))
+        matches!(fit("split-mode=row", &foreign.1), MitigationFit::Note(note) if note.ends_with("where it computes on cuda or hip"))
     );
     // The user's own arguments count, too.
     let args = ["-sm", "row", "-sm", "none"].map(str::to_owned);
@@ -352,7 +364,7 @@ fn a_choice_that_ends_the_process_of_a_build_is_refused_there_and_nowhere_else()
 
 #[test]
 fn what_may_start_a_server_is_in_the_list_with_a_value_and_is_no_build_option() {
-    let all = Catalogue::embedded().unwrap();
+    let all = MitigationCatalogue::embedded().unwrap();
     let done = all.resolve(all.start_items());
     assert_eq!(done.findings, []);
     assert!(done.effects.len() > 5 && done.effects.iter().all(|one| one.need.is_none()));
@@ -362,9 +374,9 @@ fn what_may_start_a_server_is_in_the_list_with_a_value_and_is_no_build_option() 
 /// The effect of other spellings of a switch is tested in tests/it/sidecar.rs.
 #[test]
 fn the_text_of_a_switch_names_the_words_that_its_code_takes() {
-    let all = crate::Catalogue::embedded().unwrap();
+    let all = crate::SetCatalogue::embedded().unwrap();
     let fixes = all.sets().iter().flat_map(|set| &set.fixes);
-    let is_switch = |variable: &&Variable| matches!(variable.kind, VariableKind::Flag);
+    let is_switch = |variable: &&FixVariable| matches!(variable.kind, VariableKind::Flag);
     let texts: Vec<&str> =
         fixes.flat_map(|fix| fix.variables.iter().filter(is_switch).map(|one| one.text.as_str())).collect();
     assert!(!texts.is_empty());
@@ -379,7 +391,7 @@ fn the_documentation_is_made_from_the_list() {
     let text = std::fs::read_to_string(&path).unwrap();
     let (page, reference) =
         text.split_once("<!-- from here on: `llama-warden mitigations list --markdown` -->\n\n").unwrap();
-    let wanted = markdown(&Catalogue::embedded().unwrap());
+    let wanted = markdown(&MitigationCatalogue::embedded().unwrap());
     if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
         let begin = &text[..text.len() - reference.len()];
         assert!(begin.starts_with(page));
@@ -398,11 +410,11 @@ fn the_documentation_is_made_from_the_list() {
 #[test]
 fn fixes_of_ones_own_sets_are_named_with_their_variables_and_never_take_another_name() {
     let path =
-        Variable { default: None, unit: String::new(), ..variable("MINE_FILE", VariableKind::Path, None) };
+        FixVariable { default: None, unit: String::new(), ..variable("MINE_FILE", VariableKind::Path, None) };
     let own = fix("count-turns", vec![variable("MINE_LIMIT", VariableKind::Integer, Some(32)), path]);
     let list = catalogue().with_own([("mine", &own)], "/sets/mine").unwrap();
     // The first definition counts: that of the build precedes that of a folder.
-    let other = Fix { title: "newer".into(), ..own.clone() };
+    let other = SetFix { title: "newer".into(), ..own.clone() };
     let list = list.with_own([("mine", &other)], "/elsewhere").unwrap();
     let entry = list.mitigation("count-turns").unwrap();
     assert_eq!((entry.title.as_str(), entry.own.as_deref()), ("a cap", Some("/sets/mine")));
@@ -419,6 +431,8 @@ fn fixes_of_ones_own_sets_are_named_with_their_variables_and_never_take_another_
     }
     // The build lacks the fix; the remedy is the user's own folder.
     let (_dir, build) = build(Some(provenance("cuda", Some(&["graph-cache-cap"]))), "");
-    let Fit::Missing { message, hint } = done.effects[0].fit(&build) else { panic!("it is not there") };
+    let MitigationFit::Missing { message, hint } = done.effects[0].fit(&build) else {
+        panic!("it is not there")
+    };
     assert!(message.contains("patch set mine") && hint.contains("paths.patches"), "{message} {hint}");
 }

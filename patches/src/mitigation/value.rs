@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::set::{Value, Variable, VariableKind};
+use crate::set::{FixValue, FixVariable, VariableKind};
 
 /// Specification of a mitigation's value.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -22,7 +22,7 @@ pub struct ValueSpec {
     pub unit: String,
     /// Default; `None`: a value is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub default: Option<Value>,
+    pub default: Option<FixValue>,
     /// Allowed values of a choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<String>,
@@ -76,7 +76,7 @@ impl ValueKind {
 
 impl ValueSpec {
     /// Specification of a fix's variable; `None` for an on/off variable.
-    pub(super) fn of(variable: &Variable) -> Option<Self> {
+    pub(super) fn of(variable: &FixVariable) -> Option<Self> {
         let kind = match variable.kind {
             VariableKind::Integer => ValueKind::Integer,
             VariableKind::Number => ValueKind::Number,

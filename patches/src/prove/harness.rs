@@ -4,15 +4,15 @@
 use std::fmt::Write as _;
 
 use crate::error::Result;
-use crate::judgement::Edits;
-use crate::scan::{Finding, Source};
+use crate::judgement::TreeEdits;
+use crate::scan::{ContainerSearch, ScannedSource};
 use crate::set::PatchSet;
-use crate::set::conformance::{Conformance, Part};
-use crate::tree::Tree;
+use crate::set::conformance::{ConformancePart, ConformanceSpec};
+use crate::tree::SourceTree;
 
 /// Files of a program in one folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Harness {
+pub struct ConformanceProgram {
     /// Names and contents.
     pub files: Vec<(String, Vec<u8>)>,
     /// Name of the compiled file.
@@ -31,9 +31,13 @@ const MAIN_FILE: &str = "tree.cpp";
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<Harness>> {
+pub fn harness(
+    set: &PatchSet,
+    edits: &TreeEdits,
+    tree: &dyn SourceTree,
+) -> Result<Option<ConformanceProgram>> {
     let Some(conformance) = &set.conformance else { return Ok(None) };
-    let mut made = Harness {
+    let mut made = ConformanceProgram {
         files: vec![
             (name_of(&conformance.before).to_owned(), conformance.before_text.clone()),
             (name_of(&conformance.program).to_owned(), conformance.program_text.clone()),
@@ -75,7 +79,7 @@ pub fn harness(set: &PatchSet, edits: &Edits, tree: &dyn Tree) -> Result<Option<
     Ok(Some(made))
 }
 
-impl Conformance {
+impl ConformanceSpec {
     /// Compiler flags of each compiled variant, at least one.
     pub fn ways(&self) -> Vec<Vec<String>> {
         if self.flags.is_empty() { vec![Vec::new()] } else { self.flags.clone() }
@@ -93,7 +97,7 @@ enum TreeCode {
     Missing(String),
 }
 
-fn find_code(part: &Part, tree: &dyn Tree) -> Result<TreeCode> {
+fn find_code(part: &ConformancePart, tree: &dyn SourceTree) -> Result<TreeCode> {
     let what = match (&part.container, &part.lines) {
         (Some(container), _) => container.to_string(),
         (None, Some(lines)) => format!("a line like `{lines}`"),
@@ -101,11 +105,11 @@ fn find_code(part: &Part, tree: &dyn Tree) -> Result<TreeCode> {
     };
     for file in &part.files {
         let Some(raw) = tree.read(file)? else { continue };
-        let source = Source::new(raw);
+        let source = ScannedSource::new(raw);
         if let Some(container) = &part.container {
             match source.find(container) {
-                Finding::All(found) if found.is_empty() => continue,
-                Finding::All(found) => {
+                ContainerSearch::All(found) if found.is_empty() => continue,
+                ContainerSearch::All(found) => {
                     let mut code = String::new();
                     for one in &found {
                         let own = source.raw().get(one.start..one.end).unwrap_or_default();
@@ -115,7 +119,7 @@ fn find_code(part: &Part, tree: &dyn Tree) -> Result<TreeCode> {
                     let line = found.first().map_or(0, |one| source.line(one.start));
                     return Ok(TreeCode::Found(format!("{what}, {file}:{line}"), code));
                 }
-                Finding::Unsure { line, why } => {
+                ContainerSearch::Unsure { line, why } => {
                     return Ok(TreeCode::Missing(format!("{file}:{line}: {what}: {why}")));
                 }
             }

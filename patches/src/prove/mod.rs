@@ -4,6 +4,6 @@
 mod harness;
 mod proof;
 
-pub use harness::{Harness, harness};
+pub use harness::{ConformanceProgram, harness};
 pub(crate) use proof::placed;
-pub use proof::{Done, How, Proof, Proofs, SCHEMA, WhyNot};
+pub use proof::{PROOFS_SCHEMA, ProofObstacle, ProofRecords, ProofStep, SetProof, StepResult};

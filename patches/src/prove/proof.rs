@@ -6,27 +6,27 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::judgement::{Edits, Judgement, SeamSeen, Status};
+use crate::judgement::{PatchStatus, SeamSeen, SetJudgement, TreeEdits};
 use crate::set::PatchSet;
 
 /// Supported version of the file.
-pub const SCHEMA: u32 = 1;
+pub const PROOFS_SCHEMA: u32 = 1;
 
 /// Content of `verified.toml`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Proofs {
+pub struct ProofRecords {
     /// Version of the format: 1.
     pub schema: u32,
     /// Records, oldest first.
     #[serde(default, rename = "verified")]
-    pub all: Vec<Proof>,
+    pub all: Vec<SetProof>,
 }
 
 /// Record of a set in a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Proof {
+pub struct SetProof {
     /// Id of the set.
     pub set: String,
     /// Hash of the set's files: [`PatchSet::digest`].
@@ -43,7 +43,7 @@ pub struct Proof {
     pub tools: Vec<String>,
     /// Results of all steps, including impossible ones.
     #[serde(default)]
-    pub steps: Vec<Done>,
+    pub steps: Vec<ProofStep>,
     /// Hash of each seam in that tree, or `absent`.
     pub seams: BTreeMap<String, String>,
     /// Hash of all lines inserted by hooks, and of the sidecars as written there.
@@ -53,11 +53,11 @@ pub struct Proof {
 /// A step of a verification.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Done {
+pub struct ProofStep {
     /// Tested property.
     pub what: String,
     /// Result.
-    pub how: How,
+    pub how: StepResult,
     /// Observation, or why there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
@@ -66,7 +66,7 @@ pub struct Done {
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum How {
+pub enum StepResult {
     /// The property was shown.
     Shown,
     /// The property does not concern this tree.
@@ -77,7 +77,7 @@ pub enum How {
     Failed,
 }
 
-impl How {
+impl StepResult {
     /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl How {
     }
 }
 
-impl fmt::Display for Done {
+impl fmt::Display for ProofStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<9}  {}", self.how.name(), self.what)?;
         if self.text.is_empty() { Ok(()) } else { write!(f, ": {}", self.text) }
@@ -98,7 +98,7 @@ impl fmt::Display for Done {
 
 /// Why a record is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WhyNot {
+pub enum ProofObstacle {
     /// No record for this set.
     None,
     /// The set has changed.
@@ -115,7 +115,7 @@ pub enum WhyNot {
     },
 }
 
-impl fmt::Display for WhyNot {
+impl fmt::Display for ProofObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => f.write_str("nothing was shown for it on this machine"),
@@ -132,13 +132,13 @@ impl fmt::Display for WhyNot {
     }
 }
 
-impl Default for Proofs {
+impl Default for ProofRecords {
     fn default() -> Self {
-        Self { schema: SCHEMA, all: Vec::new() }
+        Self { schema: PROOFS_SCHEMA, all: Vec::new() }
     }
 }
 
-impl Proofs {
+impl ProofRecords {
     /// Parses the text of a file.
     ///
     /// # Errors
@@ -146,10 +146,10 @@ impl Proofs {
     /// Fails for other content; the text names place and problem.
     pub fn parse(text: &str) -> Result<Self, String> {
         let read: Self = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
-        if read.schema == SCHEMA {
+        if read.schema == PROOFS_SCHEMA {
             Ok(read)
         } else {
-            Err(format!("it is of version {}, and this program reads {SCHEMA}", read.schema))
+            Err(format!("it is of version {}, and this program reads {PROOFS_SCHEMA}", read.schema))
         }
     }
 
@@ -167,7 +167,7 @@ impl Proofs {
     }
 
     /// Adds a record, replacing one of the same set for the same code.
-    pub fn add(&mut self, proof: Proof) {
+    pub fn add(&mut self, proof: SetProof) {
         self.all.retain(|old| {
             (&old.set, &old.digest, &old.seams, &old.placed)
                 != (&proof.set, &proof.digest, &proof.seams, &proof.placed)
@@ -180,13 +180,13 @@ impl Proofs {
     /// # Errors
     ///
     /// Returns why no record is valid.
-    pub fn find(&self, set: &PatchSet, judgement: &Judgement) -> Result<&Proof, WhyNot> {
+    pub fn find(&self, set: &PatchSet, judgement: &SetJudgement) -> Result<&SetProof, ProofObstacle> {
         let (seams, placed) = (seam_hashes(&judgement.seams), &judgement.placed);
-        let mut why = WhyNot::None;
+        let mut why = ProofObstacle::None;
         for proof in self.all.iter().rev().filter(|proof| proof.set == set.id) {
             if proof.digest != set.digest {
-                if why == WhyNot::None {
-                    why = WhyNot::SetChanged { shown: proof.shown.clone() };
+                if why == ProofObstacle::None {
+                    why = ProofObstacle::SetChanged { shown: proof.shown.clone() };
                 }
                 continue;
             }
@@ -196,20 +196,20 @@ impl Proofs {
             let differ = seams.iter().filter(|(seam, hash)| proof.seams.get(*seam) != Some(hash));
             let differ: Vec<String> = differ.map(|(seam, _)| seam.clone()).collect();
             let nearer = match &why {
-                WhyNot::CodeChanged { seams: before, .. } => differ.len() < before.len(),
+                ProofObstacle::CodeChanged { seams: before, .. } => differ.len() < before.len(),
                 _ => true,
             };
             if nearer {
-                why = WhyNot::CodeChanged { shown: proof.shown.clone(), seams: differ };
+                why = ProofObstacle::CodeChanged { shown: proof.shown.clone(), seams: differ };
             }
         }
         Err(why)
     }
 }
 
-impl Proof {
+impl SetProof {
     /// A record for a set as judged, still without results.
-    pub fn of(set: &PatchSet, judgement: &Judgement, tree: String, shown: String) -> Self {
+    pub fn of(set: &PatchSet, judgement: &SetJudgement, tree: String, shown: String) -> Self {
         Self {
             set: set.id.clone(),
             digest: set.digest.clone(),
@@ -226,11 +226,11 @@ impl Proof {
     /// Time and results in one line.
     pub fn short(&self) -> String {
         let count = |how| self.steps.iter().filter(|step| step.how == how).count();
-        let missing = match count(How::NotShown) {
+        let missing = match count(StepResult::NotShown) {
             0 => String::new(),
             missing => format!(", {missing} could not be"),
         };
-        format!("on {}: {} steps shown{missing}", self.shown, count(How::Shown))
+        format!("on {}: {} steps shown{missing}", self.shown, count(StepResult::Shown))
     }
 }
 
@@ -240,7 +240,7 @@ fn seam_hashes(seen: &[SeamSeen]) -> BTreeMap<String, String> {
 
 /// Hash over the lines inserted by hooks, with the hooks' names, and over the new files: the set's changes
 /// to this tree, without the rest of the tree's files.
-pub(crate) fn placed(edits: &Edits) -> String {
+pub(crate) fn placed(edits: &TreeEdits) -> String {
     let mut text = String::new();
     for edit in &edits.0 {
         for line in &edit.inserted {
@@ -253,18 +253,18 @@ pub(crate) fn placed(edits: &Edits) -> String {
     crate::series::digest(&[text.as_bytes()])
 }
 
-impl Judgement {
+impl SetJudgement {
     /// Marks a set as locally verified if nothing else is missing and a record is valid for exactly this
     /// code.
-    pub fn accept(&mut self, set: &PatchSet, proofs: &Proofs) {
+    pub fn accept(&mut self, set: &PatchSet, proofs: &ProofRecords) {
         if !self.can_be_proved() {
             return;
         }
         if let Ok(proof) = proofs.find(set, self) {
             self.proof = Some(proof.clone());
-            self.status = Status::LocallyVerified;
-            for fix in self.fixes.iter_mut().filter(|fix| fix.status == Status::Unverified) {
-                fix.status = Status::LocallyVerified;
+            self.status = PatchStatus::LocallyVerified;
+            for fix in self.fixes.iter_mut().filter(|fix| fix.status == PatchStatus::Unverified) {
+                fix.status = PatchStatus::LocallyVerified;
                 fix.reason = None;
             }
         }
@@ -273,9 +273,9 @@ impl Judgement {
     /// Returns true if a record could verify the set: it only lacks a review of its seams, whose hashes
     /// identify the code.
     pub fn can_be_proved(&self) -> bool {
-        self.status == Status::Unverified
+        self.status == PatchStatus::Unverified
             && self.reasons.iter().all(|reason| {
-                reason.status != Status::Unverified
+                reason.status != PatchStatus::Unverified
                     || self.seams.iter().any(|seam| reason.part == format!("seam `{}`", seam.seam))
             })
     }

@@ -2,7 +2,7 @@
 
 /// Knowledge about a macro.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Macro {
+pub(crate) enum MacroValue {
     /// Not known.
     Unknown,
     Undefined,
@@ -12,11 +12,11 @@ pub(crate) enum Macro {
 
 /// Evaluates a condition without known macros; `None` if it depends on a macro or has unsupported syntax.
 pub(super) fn value(condition: &[u8]) -> Option<bool> {
-    value_with(condition, &|_| Macro::Unknown)
+    value_with(condition, &|_| MacroValue::Unknown)
 }
 
 /// Evaluates a condition; `None` if it depends on an unknown macro or has unsupported syntax.
-pub(super) fn value_with(condition: &[u8], known: &dyn Fn(&str) -> Macro) -> Option<bool> {
+pub(super) fn value_with(condition: &[u8], known: &dyn Fn(&str) -> MacroValue) -> Option<bool> {
     let mut parser = ConditionParser { rest: condition.trim_ascii(), depth: 0, known };
     let value = parser.binary(0)?;
     // A remainder has unsupported syntax.
@@ -27,13 +27,13 @@ pub(super) fn value_with(condition: &[u8], known: &dyn Fn(&str) -> Macro) -> Opt
 const MAX_PARENTHESES: usize = 100;
 
 #[derive(Clone, Copy)]
-enum Value {
+enum ConditionValue {
     Known(i64),
     /// Depends on an unknown macro.
     Unknown,
 }
 
-impl Value {
+impl ConditionValue {
     fn known(self) -> Option<i64> {
         match self {
             Self::Known(number) => Some(number),
@@ -53,12 +53,12 @@ const OPERATOR_LEVELS: [&[&[u8]]; 6] =
 struct ConditionParser<'a> {
     rest: &'a [u8],
     depth: usize,
-    known: &'a dyn Fn(&str) -> Macro,
+    known: &'a dyn Fn(&str) -> MacroValue,
 }
 
 impl<'a> ConditionParser<'a> {
     /// Parses binary operators; `None` for unsupported syntax.
-    fn binary(&mut self, level: usize) -> Option<Value> {
+    fn binary(&mut self, level: usize) -> Option<ConditionValue> {
         let Some(operators) = OPERATOR_LEVELS.get(level) else { return self.unary() };
         let mut left = self.binary(level + 1)?;
         loop {
@@ -72,7 +72,7 @@ impl<'a> ConditionParser<'a> {
         }
     }
 
-    fn unary(&mut self) -> Option<Value> {
+    fn unary(&mut self) -> Option<ConditionValue> {
         self.depth += 1;
         if self.depth > MAX_PARENTHESES {
             return None;
@@ -82,13 +82,16 @@ impl<'a> ConditionParser<'a> {
         let value = match first {
             b'!' => {
                 self.rest = rest;
-                self.unary()?.known().map_or(Value::Unknown, |number| Value::of(number == 0))
+                self.unary()?
+                    .known()
+                    .map_or(ConditionValue::Unknown, |number| ConditionValue::of(number == 0))
             }
             b'-' | b'+' => {
                 self.rest = rest;
                 let value = self.unary()?;
-                let negative = |number: i64| number.checked_neg().map_or(Value::Unknown, Value::Known);
-                if *first == b'-' { value.known().map_or(Value::Unknown, negative) } else { value }
+                let negative =
+                    |number: i64| number.checked_neg().map_or(ConditionValue::Unknown, ConditionValue::Known);
+                if *first == b'-' { value.known().map_or(ConditionValue::Unknown, negative) } else { value }
             }
             b'(' => {
                 self.rest = rest;
@@ -99,16 +102,16 @@ impl<'a> ConditionParser<'a> {
             b'0'..=b'9' => number(self.word()),
             _ => match self.word() {
                 [] => return None,
-                b"true" => Value::Known(1),
-                b"false" => Value::Known(0),
+                b"true" => ConditionValue::Known(1),
+                b"false" => ConditionValue::Known(0),
                 b"defined" => self.defined()?,
                 name => {
                     let known = self.ask(name);
                     // The result of a function-like macro is unknown.
                     let called = self.rest.trim_ascii_start().starts_with(b"(");
                     match known {
-                        Macro::Undefined if !called => Value::Known(0),
-                        Macro::Is(number) if !called => Value::Known(number),
+                        MacroValue::Undefined if !called => ConditionValue::Known(0),
+                        MacroValue::Is(number) if !called => ConditionValue::Known(number),
                         _ => self.arguments()?,
                     }
                 }
@@ -118,12 +121,12 @@ impl<'a> ConditionParser<'a> {
         Some(value)
     }
 
-    fn ask(&self, name: &[u8]) -> Macro {
-        std::str::from_utf8(name).map_or(Macro::Unknown, |name| (self.known)(name))
+    fn ask(&self, name: &[u8]) -> MacroValue {
+        std::str::from_utf8(name).map_or(MacroValue::Unknown, |name| (self.known)(name))
     }
 
     /// Parses `X` or `(X)` after `defined`.
-    fn defined(&mut self) -> Option<Value> {
+    fn defined(&mut self) -> Option<ConditionValue> {
         self.rest = self.rest.trim_ascii_start();
         let inside = self.rest.strip_prefix(b"(");
         self.rest = inside.unwrap_or(self.rest).trim_ascii_start();
@@ -135,14 +138,14 @@ impl<'a> ConditionParser<'a> {
             self.rest = self.rest.trim_ascii_start().strip_prefix(b")")?;
         }
         Some(match self.ask(name) {
-            Macro::Unknown => Value::Unknown,
-            Macro::Undefined => Value::of(false),
-            Macro::Is(_) => Value::of(true),
+            MacroValue::Unknown => ConditionValue::Unknown,
+            MacroValue::Undefined => ConditionValue::of(false),
+            MacroValue::Is(_) => ConditionValue::of(true),
         })
     }
 
     /// Skips the arguments of a macro, if any.
-    fn arguments(&mut self) -> Option<Value> {
+    fn arguments(&mut self) -> Option<ConditionValue> {
         let rest = self.rest.trim_ascii_start();
         if rest.starts_with(b"(") {
             let mut depth = 0usize;
@@ -156,7 +159,7 @@ impl<'a> ConditionParser<'a> {
             })?;
             self.rest = rest.get(end + 1..).unwrap_or_default();
         }
-        Some(Value::Unknown)
+        Some(ConditionValue::Unknown)
     }
 
     fn word(&mut self) -> &'a [u8] {
@@ -168,7 +171,7 @@ impl<'a> ConditionParser<'a> {
     }
 }
 
-fn number(word: &[u8]) -> Value {
+fn number(word: &[u8]) -> ConditionValue {
     let text: String = String::from_utf8_lossy(word).chars().filter(|sign| *sign != '\'').collect();
     let text = text.trim_end_matches(['u', 'U', 'l', 'L']);
     let parsed = if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -180,32 +183,32 @@ fn number(word: &[u8]) -> Value {
     } else {
         text.parse()
     };
-    parsed.map_or(Value::Unknown, Value::Known)
+    parsed.map_or(ConditionValue::Unknown, ConditionValue::Known)
 }
 
-fn apply_operator(operator: &[u8], left: Value, right: Value) -> Value {
+fn apply_operator(operator: &[u8], left: ConditionValue, right: ConditionValue) -> ConditionValue {
     let (a, b) = (left.known(), right.known());
     match operator {
-        b"&&" if a == Some(0) || b == Some(0) => Value::Known(0),
-        b"||" if a.is_some_and(|a| a != 0) || b.is_some_and(|b| b != 0) => Value::Known(1),
+        b"&&" if a == Some(0) || b == Some(0) => ConditionValue::Known(0),
+        b"||" if a.is_some_and(|a| a != 0) || b.is_some_and(|b| b != 0) => ConditionValue::Known(1),
         _ => {
-            let (Some(a), Some(b)) = (a, b) else { return Value::Unknown };
-            let number = |number: Option<i64>| number.map_or(Value::Unknown, Value::Known);
+            let (Some(a), Some(b)) = (a, b) else { return ConditionValue::Unknown };
+            let number = |number: Option<i64>| number.map_or(ConditionValue::Unknown, ConditionValue::Known);
             match operator {
-                b"&&" => Value::of(a != 0 && b != 0),
-                b"||" => Value::of(a != 0 || b != 0),
-                b"==" => Value::of(a == b),
-                b"!=" => Value::of(a != b),
-                b"<=" => Value::of(a <= b),
-                b">=" => Value::of(a >= b),
-                b"<" => Value::of(a < b),
-                b">" => Value::of(a > b),
+                b"&&" => ConditionValue::of(a != 0 && b != 0),
+                b"||" => ConditionValue::of(a != 0 || b != 0),
+                b"==" => ConditionValue::of(a == b),
+                b"!=" => ConditionValue::of(a != b),
+                b"<=" => ConditionValue::of(a <= b),
+                b">=" => ConditionValue::of(a >= b),
+                b"<" => ConditionValue::of(a < b),
+                b">" => ConditionValue::of(a > b),
                 b"+" => number(a.checked_add(b)),
                 b"-" => number(a.checked_sub(b)),
                 b"*" => number(a.checked_mul(b)),
                 b"/" => number(a.checked_div(b)),
                 b"%" => number(a.checked_rem(b)),
-                _ => Value::Unknown,
+                _ => ConditionValue::Unknown,
             }
         }
     }
@@ -272,10 +275,10 @@ mod tests {
     #[test]
     fn a_condition_is_decided_by_the_macros_that_are_known() {
         let known = |name: &str| match name {
-            "ONE" => Macro::Is(1),
-            "TWO" => Macro::Is(2),
-            "NONE" => Macro::Undefined,
-            _ => Macro::Unknown,
+            "ONE" => MacroValue::Is(1),
+            "TWO" => MacroValue::Is(2),
+            "NONE" => MacroValue::Undefined,
+            _ => MacroValue::Unknown,
         };
         let value = |condition: &str| value_with(condition.as_bytes(), &known);
         for always in [

@@ -26,12 +26,12 @@ pub(super) struct FileVariants {
     /// Offset of the first unmatched directive, with a description.
     pub(super) broken: Option<(usize, &'static str)>,
     /// Alternatives that depend on an unknown macro, outer ones first.
-    pub(super) alternatives: Vec<Alternative>,
+    pub(super) alternatives: Vec<ConditionalAlternative>,
 }
 
 /// The text between two directives of a conditional.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Alternative {
+pub(super) struct ConditionalAlternative {
     pub(super) range: Range<usize>,
     /// Directives that select it, such as `#if A #else`.
     pub(super) condition: String,
@@ -56,7 +56,7 @@ struct ConditionalBranch {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Word {
+enum DirectiveWord {
     /// `dead`: true if never compiled, false if always, `None` if unknown.
     If {
         dead: Option<bool>,
@@ -116,10 +116,13 @@ pub(super) fn ways(masked: &mut MaskedText) -> FileVariants {
     FileVariants { texts, doubtful, broken, alternatives }
 }
 
-fn collect_alternatives(chains: &[ConditionalChain], all: &mut Vec<Alternative>) {
+fn collect_alternatives(chains: &[ConditionalChain], all: &mut Vec<ConditionalAlternative>) {
     for branch in chains.iter().flat_map(|chain| &chain.branches) {
         if !branch.condition.is_empty() {
-            all.push(Alternative { range: branch.range.clone(), condition: branch.condition.clone() });
+            all.push(ConditionalAlternative {
+                range: branch.range.clone(),
+                condition: branch.condition.clone(),
+            });
         }
         collect_alternatives(&branch.chains, all);
     }
@@ -198,7 +201,7 @@ fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
             .collect::<Vec<_>>()
             .join(&b' ');
         let text = String::from_utf8_lossy(&text).into_owned();
-        if let Word::If { dead } = word {
+        if let DirectiveWord::If { dead } = word {
             if open.len() >= MAX_CONDITIONAL_DEPTH {
                 return (Vec::new(), Vec::new(), Some((directive.start, "conditionals are nested too deep")));
             }
@@ -234,7 +237,7 @@ fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
             last.branch.chains.clear();
         }
         last.branches.push(std::mem::take(&mut last.branch));
-        if word == Word::End {
+        if word == DirectiveWord::End {
             let chain = ConditionalChain {
                 range: last.start..directive.end,
                 branches: last.branches,
@@ -245,15 +248,15 @@ fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
             last.led = format!("{} {text}", last.led);
             last.branch.range = directive.end..directive.end;
             last.branch.dead = last.decided;
-            let mut always = word == Word::Else;
-            if let Word::Elif { dead } = word {
+            let mut always = word == DirectiveWord::Else;
+            if let DirectiveWord::Elif { dead } = word {
                 last.branch.dead |= dead == Some(true);
                 last.decided |= dead == Some(false);
                 always = dead == Some(false);
             }
             last.branch.condition = if always && !last.unsure { String::new() } else { last.led.clone() };
-            last.unsure |= word == Word::Elif { dead: None };
-            last.has_else |= word == Word::Else || last.decided;
+            last.unsure |= word == DirectiveWord::Elif { dead: None };
+            last.has_else |= word == DirectiveWord::Else || last.decided;
             open.push(last);
         }
     }
@@ -263,17 +266,17 @@ fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
     (top.chains, dead, broken)
 }
 
-fn word(directive: &[u8]) -> Option<Word> {
+fn word(directive: &[u8]) -> Option<DirectiveWord> {
     let text = directive.strip_prefix(b"#")?.trim_ascii();
     let length = text.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(text.len());
     let (word, rest) = text.split_at_checked(length)?;
     match word {
-        b"if" => Some(Word::If { dead: condition::value(rest).map(|holds| !holds) }),
-        b"ifdef" | b"ifndef" => Some(Word::If { dead: None }),
-        b"elif" => Some(Word::Elif { dead: condition::value(rest).map(|holds| !holds) }),
-        b"elifdef" | b"elifndef" => Some(Word::Elif { dead: None }),
-        b"else" => Some(Word::Else),
-        b"endif" => Some(Word::End),
+        b"if" => Some(DirectiveWord::If { dead: condition::value(rest).map(|holds| !holds) }),
+        b"ifdef" | b"ifndef" => Some(DirectiveWord::If { dead: None }),
+        b"elif" => Some(DirectiveWord::Elif { dead: condition::value(rest).map(|holds| !holds) }),
+        b"elifdef" | b"elifndef" => Some(DirectiveWord::Elif { dead: None }),
+        b"else" => Some(DirectiveWord::Else),
+        b"endif" => Some(DirectiveWord::End),
         _ => None,
     }
 }
@@ -284,10 +287,10 @@ pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut depth = 0usize;
     for word in directives.filter_map(|directive| word(&spliced(directive))) {
         match word {
-            Word::If { .. } => depth += 1,
+            DirectiveWord::If { .. } => depth += 1,
             _ if depth == 0 => return true,
-            Word::End => depth -= 1,
-            Word::Elif { .. } | Word::Else => {}
+            DirectiveWord::End => depth -= 1,
+            DirectiveWord::Elif { .. } | DirectiveWord::Else => {}
         }
     }
     false

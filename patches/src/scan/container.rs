@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 /// A named piece of a source file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Container {
+pub struct CodeContainer {
     /// Kind of container.
     pub kind: ContainerKind,
     /// Name, possibly qualified as in `A::b` or `A::~A`.
     pub name: String,
 }
 
-impl fmt::Display for Container {
+impl fmt::Display for CodeContainer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             ContainerKind::Function => write!(f, "function `{}`", self.name),

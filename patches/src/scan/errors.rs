@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Source;
-use super::condition::{Macro, value_with};
+use super::ScannedSource;
+use super::condition::{MacroValue, value_with};
 use super::mask::spliced;
 
 /// A reached `#error`.
@@ -44,7 +44,7 @@ fn or(one: Option<bool>, other: Option<bool>) -> Option<bool> {
 
 /// Returns every `#error` whose conditions are all known to hold. Conditions with an unknown macro do not
 /// count as holding.
-pub(crate) fn met(source: &Source, known: &dyn Fn(&str) -> Macro) -> Vec<ReachedError> {
+pub(crate) fn met(source: &ScannedSource, known: &dyn Fn(&str) -> MacroValue) -> Vec<ReachedError> {
     let mut open: Vec<ErrorConditional> = Vec::new();
     let mut all = Vec::new();
     for range in source.directives() {
@@ -91,11 +91,11 @@ mod tests {
 
     fn said(text: &str) -> Vec<(usize, String)> {
         let known = |name: &str| match name {
-            "ONE" => Macro::Is(1),
-            "NONE" => Macro::Undefined,
-            _ => Macro::Unknown,
+            "ONE" => MacroValue::Is(1),
+            "NONE" => MacroValue::Undefined,
+            _ => MacroValue::Unknown,
         };
-        met(&Source::new(text.as_bytes().to_vec()), &known)
+        met(&ScannedSource::new(text.as_bytes().to_vec()), &known)
             .into_iter()
             .map(|met| (met.line, met.text))
             .collect()

@@ -39,7 +39,7 @@ const NON_FUNCTION_WORDS: [&str; 20] = [
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum HeadToken<'a> {
     Word(&'a str),
     /// A whole parenthesized group.
     Group,
@@ -56,19 +56,21 @@ pub(super) fn classify(head: &str) -> BlockKind {
     let mut rest = tokens.as_slice();
     loop {
         rest = match rest {
-            [(Token::Word("public" | "private" | "protected"), _), (Token::Colon, _), tail @ ..] => tail,
-            [(Token::Word("template"), _), (Token::Other(b'<'), _), tail @ ..] => after_angles(tail),
+            [(HeadToken::Word("public" | "private" | "protected"), _), (HeadToken::Colon, _), tail @ ..] => {
+                tail
+            }
+            [(HeadToken::Word("template"), _), (HeadToken::Other(b'<'), _), tail @ ..] => after_angles(tail),
             _ => break,
         };
     }
-    if let [(Token::Word("extern"), _), (Token::Other(b'"'), _), (Token::Other(b'"'), _)] = rest {
+    if let [(HeadToken::Word("extern"), _), (HeadToken::Other(b'"'), _), (HeadToken::Other(b'"'), _)] = rest {
         return BlockKind::Scope { name: Vec::new() };
     }
-    if let Some(place) = rest.iter().position(|(token, _)| *token == Token::Word("namespace"))
+    if let Some(place) = rest.iter().position(|(token, _)| *token == HeadToken::Word("namespace"))
         && place <= 1
     {
         let names = rest.iter().skip(place + 1).filter_map(|(token, _)| match token {
-            Token::Word(word) => Some((*word).to_owned()),
+            HeadToken::Word(word) => Some((*word).to_owned()),
             _ => None,
         });
         return BlockKind::Scope { name: names.collect() };
@@ -76,11 +78,15 @@ pub(super) fn classify(head: &str) -> BlockKind {
     structure(rest).or_else(|| function(rest)).unwrap_or(BlockKind::Other)
 }
 
-fn structure(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
-    let place =
-        tokens.iter().position(|(token, _)| matches!(token, Token::Word("struct" | "class" | "union")))?;
+fn structure(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
+    let place = tokens
+        .iter()
+        .position(|(token, _)| matches!(token, HeadToken::Word("struct" | "class" | "union")))?;
     let before = tokens.get(..place)?;
-    if before.iter().any(|(token, _)| !matches!(token, Token::Word(_)) || *token == Token::Word("enum")) {
+    if before
+        .iter()
+        .any(|(token, _)| !matches!(token, HeadToken::Word(_)) || *token == HeadToken::Word("enum"))
+    {
         return None;
     }
     let (_, at) = tokens.get(place)?;
@@ -90,12 +96,12 @@ fn structure(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
     loop {
         left = match left {
             [
-                (Token::Word("alignas" | "__attribute__" | "__declspec" | "__align__"), _),
-                (Token::Group, _),
+                (HeadToken::Word("alignas" | "__attribute__" | "__declspec" | "__align__"), _),
+                (HeadToken::Group, _),
                 tail @ ..,
             ]
-            | [(Token::Word("final"), _), tail @ ..] => tail,
-            [(Token::Word(word), _), tail @ ..] => {
+            | [(HeadToken::Word("final"), _), tail @ ..] => tail,
+            [(HeadToken::Word(word), _), tail @ ..] => {
                 // The last word is the name: words before it are macros.
                 if !scope {
                     name.clear();
@@ -104,12 +110,12 @@ fn structure(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
                 scope = false;
                 tail
             }
-            [(Token::Scope, _), tail @ ..] => {
+            [(HeadToken::Scope, _), tail @ ..] => {
                 scope = true;
                 tail
             }
-            [(Token::Other(b'<'), _), tail @ ..] => after_angles(tail),
-            [] | [(Token::Colon, _), ..] => break,
+            [(HeadToken::Other(b'<'), _), tail @ ..] => after_angles(tail),
+            [] | [(HeadToken::Colon, _), ..] => break,
             // A function that returns a struct, or a variable.
             _ => return None,
         };
@@ -118,16 +124,16 @@ fn structure(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
     (!name.is_empty()).then_some(BlockKind::Struct { name, at: *at })
 }
 
-fn function(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
+fn function(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
     let mut found: Option<(usize, Vec<String>, usize)> = None;
     for (place, (token, _)) in tokens.iter().enumerate() {
         match token {
-            Token::Assign if found.is_none() => return None,
-            Token::Group => {
+            HeadToken::Assign if found.is_none() => return None,
+            HeadToken::Group => {
                 let before = tokens.get(..place)?;
                 // `operator()` is a name; its parameters follow.
-                let is_name = matches!(before.last(), Some((Token::Word("operator"), _)));
-                if is_name && matches!(tokens.get(place + 1), Some((Token::Group, _))) {
+                let is_name = matches!(before.last(), Some((HeadToken::Word("operator"), _)));
+                if is_name && matches!(tokens.get(place + 1), Some((HeadToken::Group, _))) {
                     continue;
                 }
                 let Some((name, at)) = qualified_name(before) else { continue };
@@ -148,18 +154,18 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
                 }
             }
             // Member initializers follow.
-            Token::Colon if found.is_some() => break,
+            HeadToken::Colon if found.is_some() => break,
             _ => {}
         }
     }
     let (place, name, at) = found?;
     let tail = tokens.get(place + 1..)?;
-    if let Some(colon) = tail.iter().position(|(token, _)| *token == Token::Colon) {
+    if let Some(colon) = tail.iter().position(|(token, _)| *token == HeadToken::Colon) {
         let members = tail.get(colon + 1..)?;
         // `a{`, `a<b>{`: the brace belongs to the member, unless a group or a member's brace precedes it.
         if matches!(
             members.last(),
-            None | Some((Token::Word(_) | Token::Other(b'>' | b',') | Token::Scope, _))
+            None | Some((HeadToken::Word(_) | HeadToken::Other(b'>' | b',') | HeadToken::Scope, _))
         ) {
             return Some(BlockKind::Member);
         }
@@ -168,26 +174,26 @@ fn function(tokens: &[(Token<'_>, usize)]) -> Option<BlockKind> {
 }
 
 /// The qualified name at the end of these tokens, and its offset.
-fn qualified_name(tokens: &[(Token<'_>, usize)]) -> Option<(Vec<String>, usize)> {
+fn qualified_name(tokens: &[(HeadToken<'_>, usize)]) -> Option<(Vec<String>, usize)> {
     let mut left = tokens;
     let mut name = Vec::new();
     let mut at;
     // `operator` with its symbol or type.
-    if let Some(place) = left.iter().rposition(|(token, _)| *token == Token::Word("operator")) {
+    if let Some(place) = left.iter().rposition(|(token, _)| *token == HeadToken::Word("operator")) {
         let signs = left.get(place + 1..)?;
         if signs.len() <= 4 {
             let mut text = String::from("operator");
             for (token, _) in signs {
                 match token {
-                    Token::Word(word) => {
+                    HeadToken::Word(word) => {
                         text.push(' ');
                         text.push_str(word);
                     }
-                    Token::Group => text.push_str("()"),
-                    Token::Assign => text.push('='),
-                    Token::Tilde => text.push('~'),
-                    Token::Other(byte) => text.push(char::from(*byte)),
-                    Token::Colon | Token::Scope => return None,
+                    HeadToken::Group => text.push_str("()"),
+                    HeadToken::Assign => text.push('='),
+                    HeadToken::Tilde => text.push('~'),
+                    HeadToken::Other(byte) => text.push(char::from(*byte)),
+                    HeadToken::Colon | HeadToken::Scope => return None,
                 }
             }
             name.push(text);
@@ -197,13 +203,13 @@ fn qualified_name(tokens: &[(Token<'_>, usize)]) -> Option<(Vec<String>, usize)>
         }
     }
     // The last token may close template arguments: `name<int>(…)`.
-    if let Some((Token::Other(b'>'), _)) = left.last() {
+    if let Some((HeadToken::Other(b'>'), _)) = left.last() {
         left = before_angles(left)?;
     }
-    let (Token::Word(word), place) = left.last()? else { return None };
+    let (HeadToken::Word(word), place) = left.last()? else { return None };
     at = *place;
     left = left.get(..left.len() - 1)?;
-    if let Some((Token::Tilde, place)) = left.last() {
+    if let Some((HeadToken::Tilde, place)) = left.last() {
         at = *place;
         left = left.get(..left.len() - 1)?;
         name.push(format!("~{word}"));
@@ -213,13 +219,17 @@ fn qualified_name(tokens: &[(Token<'_>, usize)]) -> Option<(Vec<String>, usize)>
     Some(qualifiers(left, name, at))
 }
 
-fn qualifiers(mut left: &[(Token<'_>, usize)], mut name: Vec<String>, mut at: usize) -> (Vec<String>, usize) {
-    while let [before @ .., (Token::Scope, _)] = left {
+fn qualifiers(
+    mut left: &[(HeadToken<'_>, usize)],
+    mut name: Vec<String>,
+    mut at: usize,
+) -> (Vec<String>, usize) {
+    while let [before @ .., (HeadToken::Scope, _)] = left {
         left = match before.last() {
-            Some((Token::Other(b'>'), _)) => before_angles(before).unwrap_or_default(),
+            Some((HeadToken::Other(b'>'), _)) => before_angles(before).unwrap_or_default(),
             _ => before,
         };
-        let [before @ .., (Token::Word(word), place)] = left else { break };
+        let [before @ .., (HeadToken::Word(word), place)] = left else { break };
         name.push((*word).to_owned());
         at = *place;
         left = before;
@@ -229,12 +239,12 @@ fn qualifiers(mut left: &[(Token<'_>, usize)], mut name: Vec<String>, mut at: us
 }
 
 /// Tokens after the `>` that matches a `<` just before these tokens.
-fn after_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> &'t [(Token<'a>, usize)] {
+fn after_angles<'t, 'a>(tokens: &'t [(HeadToken<'a>, usize)]) -> &'t [(HeadToken<'a>, usize)] {
     let mut depth = 1usize;
     for (place, (token, _)) in tokens.iter().enumerate() {
         match token {
-            Token::Other(b'<') => depth += 1,
-            Token::Other(b'>') => {
+            HeadToken::Other(b'<') => depth += 1,
+            HeadToken::Other(b'>') => {
                 depth -= 1;
                 if depth == 0 {
                     return tokens.get(place + 1..).unwrap_or_default();
@@ -247,12 +257,12 @@ fn after_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> &'t [(Token<'a>, us
 }
 
 /// Tokens before the `<` that matches the `>` at the end of these tokens.
-fn before_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> Option<&'t [(Token<'a>, usize)]> {
+fn before_angles<'t, 'a>(tokens: &'t [(HeadToken<'a>, usize)]) -> Option<&'t [(HeadToken<'a>, usize)]> {
     let mut depth = 0usize;
     for (place, (token, _)) in tokens.iter().enumerate().rev() {
         match token {
-            Token::Other(b'>') => depth += 1,
-            Token::Other(b'<') => {
+            HeadToken::Other(b'>') => depth += 1,
+            HeadToken::Other(b'<') => {
                 depth -= 1;
                 if depth == 0 {
                     return tokens.get(..place);
@@ -264,7 +274,7 @@ fn before_angles<'t, 'a>(tokens: &'t [(Token<'a>, usize)]) -> Option<&'t [(Token
     None
 }
 
-fn tokens(head: &str) -> Vec<(Token<'_>, usize)> {
+fn tokens(head: &str) -> Vec<(HeadToken<'_>, usize)> {
     let bytes = head.as_bytes();
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -275,31 +285,31 @@ fn tokens(head: &str) -> Vec<(Token<'_>, usize)> {
             _ if byte.is_ascii_whitespace() => continue,
             b'(' => {
                 at = end_of_group(bytes, start, b'(', b')');
-                Token::Group
+                HeadToken::Group
             }
             b'[' => {
                 at = end_of_group(bytes, start, b'[', b']');
-                Token::Other(b'[')
+                HeadToken::Other(b'[')
             }
             // Skip a member initializer.
             b'{' => {
                 at = end_of_group(bytes, start, b'{', b'}');
-                Token::Group
+                HeadToken::Group
             }
             b':' if bytes.get(at) == Some(&b':') => {
                 at += 1;
-                Token::Scope
+                HeadToken::Scope
             }
-            b':' => Token::Colon,
-            b'~' => Token::Tilde,
-            b'=' if bytes.get(at) != Some(&b'=') && !ends_operator(head, start) => Token::Assign,
+            b':' => HeadToken::Colon,
+            b'~' => HeadToken::Tilde,
+            b'=' if bytes.get(at) != Some(&b'=') && !ends_operator(head, start) => HeadToken::Assign,
             _ if super::mask::is_word(byte) => {
                 while bytes.get(at).is_some_and(|byte| super::mask::is_word(*byte)) {
                     at += 1;
                 }
-                Token::Word(head.get(start..at).unwrap_or_default())
+                HeadToken::Word(head.get(start..at).unwrap_or_default())
             }
-            other => Token::Other(other),
+            other => HeadToken::Other(other),
         };
         tokens.push((token, start));
     }

@@ -11,13 +11,13 @@
 
 use std::ops::Range;
 
-use crate::marker::{self, PREFIX};
+use crate::marker::{self, MARKER_PREFIX};
 
 /// Longest delimiter of a raw string in the C++ standard.
 const MAX_RAW_DELIMITER: usize = 16;
 
 /// UTF-8 byte order mark, which some editors write at the beginning of a file.
-pub(crate) const BOM: &[u8] = b"\xef\xbb\xbf";
+pub(crate) const UTF8_BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// A text with everything blanked that is no code.
 #[derive(Clone, Debug)]
@@ -48,9 +48,9 @@ pub(super) fn mask(raw: &[u8]) -> MaskedText {
     let code = raw.iter().map(|&byte| if byte.is_ascii() { byte } else { b'?' }).collect();
     let out = MaskedText { code, comments: Vec::new(), directives: Vec::new() };
     let mut masker = TextMasker { raw, out, at: 0, fresh: true, line: 0, directive: None, include: false };
-    if raw.starts_with(BOM) {
-        masker.blank(0..BOM.len());
-        masker.at = BOM.len();
+    if raw.starts_with(UTF8_BOM) {
+        masker.blank(0..UTF8_BOM.len());
+        masker.at = UTF8_BOM.len();
     }
     masker.run();
     masker.out
@@ -146,7 +146,7 @@ impl TextMasker<'_> {
             }
         }
         let text = self.raw.get(start..end).unwrap_or_default();
-        let ours = text.starts_with(PREFIX.as_bytes())
+        let ours = text.starts_with(MARKER_PREFIX.as_bytes())
             && std::str::from_utf8(text).is_ok_and(|text| marker::marked(text).is_some());
         let from = if ours { self.line } else { start };
         if ours {

@@ -6,7 +6,7 @@
 //!
 //! A name matches the end of the full name: `b` finds `a::b`, both inside `struct a` and written as `a::b`
 //! outside. Declarations, calls, macros and code in `#if 0` are not found. Uncertain results are a separate
-//! answer, [`Finding::Unsure`]; nothing is guessed.
+//! answer, [`ContainerSearch::Unsure`]; nothing is guessed.
 
 mod condition;
 mod conditional;
@@ -21,33 +21,33 @@ mod walk;
 
 use std::ops::Range;
 
-pub(crate) use condition::Macro;
-use walk::{Item, Walk};
+pub(crate) use condition::MacroValue;
+use walk::{BraceWalk, ScannedItem};
 
-pub use container::{Container, ContainerKind};
+pub use container::{CodeContainer, ContainerKind};
 pub(crate) use errors::met;
-pub(crate) use mask::BOM;
+pub(crate) use mask::UTF8_BOM;
 
 /// A scanned source file.
 #[derive(Debug)]
-pub struct Source {
+pub struct ScannedSource {
     raw: Vec<u8>,
     code: String,
     comments: Vec<Range<usize>>,
     directives: Vec<Range<usize>>,
-    /// Like [`Source::code`] without directives, for counting braces.
+    /// Like [`ScannedSource::code`] without directives, for counting braces.
     structure: Vec<u8>,
-    walks: Vec<Walk>,
+    walks: Vec<BraceWalk>,
     doubtful: Vec<Range<usize>>,
     broken: Option<(usize, &'static str)>,
-    alternatives: Vec<conditional::Alternative>,
+    alternatives: Vec<conditional::ConditionalAlternative>,
     /// Offset of each line.
     lines: Vec<usize>,
 }
 
 /// A container in a file, by byte offsets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundContainer {
     /// First byte of its head.
     pub start: usize,
     /// Beginning of a function's name, or of the keyword `struct`; the fingerprint begins here.
@@ -62,9 +62,9 @@ pub struct Found {
 
 /// Result of searching for a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum ContainerSearch {
     /// All definitions in order; may be empty.
-    All(Vec<Found>),
+    All(Vec<FoundContainer>),
     /// The file cannot be scanned with certainty.
     Unsure {
         /// Line where the uncertainty begins, from 1.
@@ -74,7 +74,7 @@ pub enum Finding {
     },
 }
 
-impl Source {
+impl ScannedSource {
     /// Scans a file with any content.
     pub fn new(raw: Vec<u8>) -> Self {
         let mut masked = mask::mask(&raw);
@@ -150,14 +150,15 @@ impl Source {
     }
 
     /// Finds all definitions of a container.
-    pub fn find(&self, container: &Container) -> Finding {
-        let unsure = |at: usize, why: &str| Finding::Unsure { line: self.line(at), why: why.to_owned() };
+    pub fn find(&self, container: &CodeContainer) -> ContainerSearch {
+        let unsure =
+            |at: usize, why: &str| ContainerSearch::Unsure { line: self.line(at), why: why.to_owned() };
         if let Some((at, why)) = self.broken {
             return unsure(at, why);
         }
         let wanted: Vec<&str> = container.name.split("::").collect();
         let mut ways = self.walks.iter().map(|walk| {
-            let is_meant = |item: &&Item| {
+            let is_meant = |item: &&ScannedItem| {
                 item.kind == container.kind
                     && item.path.len() >= wanted.len()
                     && item.path.iter().rev().zip(wanted.iter().rev()).all(|(a, b)| a == b)
@@ -185,7 +186,7 @@ impl Source {
         if let Some((at, why)) = self.walks.iter().find_map(|walk| walk.trouble) {
             return unsure(at, why);
         }
-        Finding::All(first.into_iter().map(Self::found).collect())
+        ContainerSearch::All(first.into_iter().map(Self::found).collect())
     }
 
     /// Full names of all containers of this kind.
@@ -197,8 +198,8 @@ impl Source {
             .map(|item| (item.path.join("::"), self.line(item.start)))
     }
 
-    fn found(item: &Item) -> Found {
-        Found {
+    fn found(item: &ScannedItem) -> FoundContainer {
+        FoundContainer {
             start: item.start,
             name: item.name,
             open: item.open,

@@ -13,19 +13,19 @@ use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
-use super::{Found, Source};
+use super::{FoundContainer, ScannedSource};
 
 /// Description of the hashed text, written into every `fingerprints.json`.
 pub(crate) const NORMALISATION: &str = "strip // and /* */ comments, collapse white space, sha256[:16] of name..closing brace (struct: from that word), behind the directives of the conditionals around it";
 
 /// Hexadecimal digits of a container's hash.
-pub(crate) const DIGITS: usize = 16;
+pub(crate) const CONTAINER_DIGITS: usize = 16;
 /// Hexadecimal digits of a piece's hash.
 pub(crate) const PIECE_DIGITS: usize = 8;
 
 /// A statement, head or preprocessor line of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct CodePiece {
     /// Line where it begins, from 1.
     pub(crate) line: usize,
     /// Normalized text.
@@ -35,8 +35,8 @@ pub(crate) struct Piece {
 }
 
 /// The combined hash of several containers.
-pub(crate) fn hash(source: &Source, found: &[Found]) -> String {
-    let text = |found: &Found| {
+pub(crate) fn hash(source: &ScannedSource, found: &[FoundContainer]) -> String {
+    let text = |found: &FoundContainer| {
         let conditions: Vec<u8> = source
             .conditions(found.start)
             .flat_map(|condition| [condition.as_bytes(), b" "].concat())
@@ -44,11 +44,11 @@ pub(crate) fn hash(source: &Source, found: &[Found]) -> String {
         [conditions, normalize(source, found.name..found.end)].concat()
     };
     let texts: Vec<Vec<u8>> = found.iter().map(text).collect();
-    hash_digits(&texts.join(&b' '), DIGITS)
+    hash_digits(&texts.join(&b' '), CONTAINER_DIGITS)
 }
 
 /// The pieces of a container.
-pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
+pub(crate) fn pieces(source: &ScannedSource, found: &FoundContainer) -> Vec<CodePiece> {
     let code = source.code().as_bytes();
     let range = found.name..found.end;
     let mut cuts: Vec<usize> = Vec::new();
@@ -73,7 +73,7 @@ pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
         // A lone brace has no content.
         if !matches!(text.as_slice(), b"" | b"{" | b"}" | b";") {
             let first = first_code_byte(source, start..cut);
-            pieces.push(Piece {
+            pieces.push(CodePiece {
                 line: source.line(first),
                 hash: hash_digits(&text, PIECE_DIGITS),
                 text: String::from_utf8_lossy(&text).into_owned(),
@@ -85,7 +85,7 @@ pub(crate) fn pieces(source: &Source, found: &Found) -> Vec<Piece> {
 }
 
 /// The text of a range without comments, with white space collapsed.
-fn normalize(source: &Source, range: Range<usize>) -> Vec<u8> {
+fn normalize(source: &ScannedSource, range: Range<usize>) -> Vec<u8> {
     let mut text = Vec::with_capacity(range.len());
     for at in code_ranges(source, range) {
         for &byte in source.raw().get(at).unwrap_or_default() {
@@ -107,7 +107,7 @@ fn is_blank(byte: u8) -> bool {
     byte.is_ascii_whitespace() || byte == 0x0b
 }
 
-fn first_code_byte(source: &Source, range: Range<usize>) -> usize {
+fn first_code_byte(source: &ScannedSource, range: Range<usize>) -> usize {
     let start = range.start;
     code_ranges(source, range)
         .flatten()
@@ -116,7 +116,7 @@ fn first_code_byte(source: &Source, range: Range<usize>) -> usize {
 }
 
 /// The parts of a range outside of comments.
-fn code_ranges(source: &Source, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+fn code_ranges(source: &ScannedSource, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let comments = source.comments();
     let first = comments.partition_point(|comment| comment.end <= range.start);
     let inside = comments.get(first..).unwrap_or_default().iter().take_while({

@@ -5,15 +5,17 @@ use proptest::prelude::*;
 use super::container::ContainerKind;
 use super::*;
 
-fn container(kind: ContainerKind, name: &str) -> Container {
-    Container { kind, name: name.to_owned() }
+fn container(kind: ContainerKind, name: &str) -> CodeContainer {
+    CodeContainer { kind, name: name.to_owned() }
 }
 
 fn all(text: &str, kind: ContainerKind, name: &str) -> Vec<String> {
-    let source = Source::new(text.as_bytes().to_vec());
+    let source = ScannedSource::new(text.as_bytes().to_vec());
     match source.find(&container(kind, name)) {
-        Finding::All(found) => found.iter().map(|found| text[found.start..found.end].to_owned()).collect(),
-        Finding::Unsure { line, why } => vec![format!("unsure in line {line}: {why}")],
+        ContainerSearch::All(found) => {
+            found.iter().map(|found| text[found.start..found.end].to_owned()).collect()
+        }
+        ContainerSearch::Unsure { line, why } => vec![format!("unsure in line {line}: {why}")],
     }
 }
 
@@ -26,7 +28,7 @@ fn structs(text: &str, name: &str) -> Vec<String> {
 }
 
 fn code(text: &str) -> String {
-    Source::new(text.as_bytes().to_vec()).code().to_owned()
+    ScannedSource::new(text.as_bytes().to_vec()).code().to_owned()
 }
 
 #[test]
@@ -160,7 +162,7 @@ fn a_file_out_of_balance_is_refused() {
 
 #[test]
 fn lines_are_counted_from_one() {
-    let source = Source::new(b"a\nb\n\nc".to_vec());
+    let source = ScannedSource::new(b"a\nb\n\nc".to_vec());
     assert_eq!([0, 1, 2, 4, 5].map(|at| source.line(at)), [1, 1, 2, 3, 4]);
     assert_eq!(source.line_start(5), 5);
     assert_eq!(source.next_line(0), Some(2));
@@ -218,7 +220,7 @@ fn confusing() -> impl Strategy<Value = String> {
 }
 
 fn sound(raw: &[u8]) -> Result<(), TestCaseError> {
-    let source = Source::new(raw.to_vec());
+    let source = ScannedSource::new(raw.to_vec());
     prop_assert_eq!(source.code().len(), raw.len());
     for (masked, byte) in source.code().bytes().zip(raw) {
         prop_assert_eq!(masked == b'\n', *byte == b'\n');
@@ -227,7 +229,7 @@ fn sound(raw: &[u8]) -> Result<(), TestCaseError> {
     for (kind, name) in
         [(ContainerKind::Function, "f"), (ContainerKind::Function, "a::b"), (ContainerKind::Struct, "s")]
     {
-        if let Finding::All(found) = source.find(&container(kind, name)) {
+        if let ContainerSearch::All(found) = source.find(&container(kind, name)) {
             for found in found {
                 let text = source.structure().get(found.open..found.end).unwrap_or_default();
                 prop_assert_eq!((text.first(), text.last()), (Some(&b'{'), Some(&b'}')));

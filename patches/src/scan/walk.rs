@@ -8,7 +8,7 @@ const MAX_SCOPE_DEPTH: usize = 300;
 
 /// A function or struct.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Item {
+pub(super) struct ScannedItem {
     pub(super) kind: ContainerKind,
     /// Name, with the names of enclosing scopes.
     pub(super) path: Vec<String>,
@@ -22,8 +22,8 @@ pub(super) struct Item {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Walk {
-    pub(super) items: Vec<Item>,
+pub(super) struct BraceWalk {
+    pub(super) items: Vec<ScannedItem>,
     /// Offset of the first unbalanced brace, with a description.
     pub(super) trouble: Option<(usize, &'static str)>,
 }
@@ -36,9 +36,9 @@ struct ScopeFrame {
     open: usize,
 }
 
-pub(super) fn walk(text: &str) -> Walk {
+pub(super) fn walk(text: &str) -> BraceWalk {
     let bytes = text.as_bytes();
-    let mut walk = Walk::default();
+    let mut walk = BraceWalk::default();
     let mut path: Vec<String> = Vec::new();
     let mut frames: Vec<ScopeFrame> = Vec::new();
     let mut head = 0;
@@ -87,7 +87,7 @@ pub(super) fn walk(text: &str) -> Walk {
                 let start = skip_labels(text, head + blanks.count(), open);
                 let mut full = path.clone();
                 full.extend(name.iter().cloned());
-                let item = Item { kind, path: full, start, name: head + place, open, end: 0 };
+                let item = ScannedItem { kind, path: full, start, name: head + place, open, end: 0 };
                 if kind == ContainerKind::Struct {
                     if frames.len() >= MAX_SCOPE_DEPTH {
                         walk.trouble = Some((open, "scopes are nested too deep"));
@@ -101,7 +101,7 @@ pub(super) fn walk(text: &str) -> Walk {
                         walk.trouble = walk.trouble.or(Some((open, "nothing closes this brace")));
                         return walk;
                     };
-                    walk.items.push(Item { end, ..item });
+                    walk.items.push(ScannedItem { end, ..item });
                     at = end;
                 }
                 head = at;

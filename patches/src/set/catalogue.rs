@@ -3,18 +3,18 @@
 use std::path::Path;
 use std::{fs, io};
 
-use super::fix::Fix;
-use super::{Origin, PatchSet, load, names};
+use super::fix::SetFix;
+use super::{PatchSet, SetOrigin, load, names};
 use crate::embedded;
-use crate::error::{Error, Result, io_error};
+use crate::error::{PatchError, Result, io_error};
 
 /// The available sets. Set ids are unique in it, and so are fix ids.
 #[derive(Clone, Debug, Default)]
-pub struct Catalogue {
+pub struct SetCatalogue {
     sets: Vec<PatchSet>,
 }
 
-impl Catalogue {
+impl SetCatalogue {
     /// The curated sets, sorted by id.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ impl Catalogue {
         for (path, _) in embedded::files() {
             let Some(id) = path.strip_suffix("/set.toml").filter(|id| !id.contains('/')) else { continue };
             let read = |file: &str| Ok(embedded::embedded_file(&format!("{id}/{file}")).map(<[u8]>::to_vec));
-            catalogue.add(load::set(id, &format!("patches/{id}"), Origin::Embedded, &read)?)?;
+            catalogue.add(load::set(id, &format!("patches/{id}"), SetOrigin::Embedded, &read)?)?;
         }
         Ok(catalogue)
     }
@@ -38,7 +38,7 @@ impl Catalogue {
     pub fn with_folder(mut self, folder: &Path) -> Result<Self> {
         // Canonical, so that `.` and the like have a name.
         let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Error::Set {
+            io::ErrorKind::NotFound => PatchError::Set {
                 file: folder.display().to_string(),
                 line: None,
                 key: String::new(),
@@ -47,23 +47,23 @@ impl Catalogue {
             _ => io_error("reading", folder)(error),
         })?;
         let mut sets = Vec::new();
-        if folder.join(load::SET).is_file() {
+        if folder.join(load::SET_FILE).is_file() {
             sets.push(folder.clone());
         } else {
             for entry in fs::read_dir(&folder).map_err(io_error("reading", &folder))? {
                 let path = entry.map_err(io_error("reading", &folder))?.path();
-                if path.join(load::SET).is_file() {
+                if path.join(load::SET_FILE).is_file() {
                     sets.push(path);
                 }
             }
             sets.sort();
         }
         if sets.is_empty() {
-            return Err(Error::Set {
+            return Err(PatchError::Set {
                 file: folder.display().to_string(),
                 line: None,
                 key: String::new(),
-                why: format!("there is no {} in it, nor in a folder in it", load::SET),
+                why: format!("there is no {} in it, nor in a folder in it", load::SET_FILE),
             });
         }
         for path in sets {
@@ -77,10 +77,10 @@ impl Catalogue {
                 }
             };
             // The configuration and a flag may name the same folder.
-            if self.sets.iter().any(|set| set.origin == Origin::Folder(path.clone())) {
+            if self.sets.iter().any(|set| set.origin == SetOrigin::Folder(path.clone())) {
                 continue;
             }
-            let set = load::set(&id, &path.display().to_string(), Origin::Folder(path.clone()), &read)?;
+            let set = load::set(&id, &path.display().to_string(), SetOrigin::Folder(path.clone()), &read)?;
             self.add(set)?;
         }
         Ok(self)
@@ -88,10 +88,10 @@ impl Catalogue {
 
     fn add(&mut self, set: PatchSet) -> Result<()> {
         let taken = |what: &str, id: &str, other: &PatchSet| {
-            Err(Error::Set {
+            Err(PatchError::Set {
                 file: match &set.origin {
-                    Origin::Embedded => format!("patches/{}/{}", set.id, load::SET),
-                    Origin::Folder(path) => path.join(load::SET).display().to_string(),
+                    SetOrigin::Embedded => format!("patches/{}/{}", set.id, load::SET_FILE),
+                    SetOrigin::Folder(path) => path.join(load::SET_FILE).display().to_string(),
                 },
                 line: None,
                 key: String::new(),
@@ -109,7 +109,7 @@ impl Catalogue {
                 return taken("fix", &fix.id, other);
             }
         }
-        if let Origin::Folder(path) = &set.origin {
+        if let SetOrigin::Folder(path) = &set.origin {
             names::own(self, &set, path)?;
         }
         self.sets.push(set);
@@ -127,7 +127,7 @@ impl Catalogue {
     }
 
     /// The fix with this id, and its set.
-    pub fn fix(&self, id: &str) -> Option<(&PatchSet, &Fix)> {
+    pub fn fix(&self, id: &str) -> Option<(&PatchSet, &SetFix)> {
         self.sets.iter().find_map(|set| set.fix(id).map(|fix| (set, fix)))
     }
 
@@ -137,7 +137,7 @@ impl Catalogue {
     ///
     /// Fails if there is none.
     pub fn require(&self, id: &str) -> Result<&PatchSet> {
-        self.set(id).ok_or_else(|| Error::NoSuchSet {
+        self.set(id).ok_or_else(|| PatchError::NoSuchSet {
             id: id.to_owned(),
             known: self.sets.iter().map(|set| set.id.clone()).collect(),
         })

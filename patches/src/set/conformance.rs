@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::Pattern;
-use crate::scan::Container;
+use super::CodePattern;
+use crate::scan::CodeContainer;
 
 /// A program that tests a set's behaviour with a tree's own code.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Conformance {
+pub struct ConformanceSpec {
     /// Description in one line.
     pub title: String,
     /// File of the set that precedes the tree's code.
@@ -28,10 +28,10 @@ pub struct Conformance {
     pub flags: Vec<Vec<String>>,
     /// Code of the tree, in the order of inclusion.
     #[serde(rename = "part")]
-    pub parts: Vec<Part>,
+    pub parts: Vec<ConformancePart>,
     /// Scenarios to run.
     #[serde(rename = "scenario")]
-    pub scenarios: Vec<Scenario>,
+    pub scenarios: Vec<ConformanceScenario>,
     /// Text of `before`.
     #[serde(skip)]
     pub before_text: Vec<u8>,
@@ -43,15 +43,15 @@ pub struct Conformance {
 /// Code extracted from a tree.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Part {
+pub struct ConformancePart {
     /// Paths relative to llama.cpp's root; the first one with the code counts.
     pub files: Vec<String>,
     /// Function or struct to extract.
     #[serde(default)]
-    pub container: Option<Container>,
+    pub container: Option<CodeContainer>,
     /// Instead of a container: extracts every match of this pattern, each as a line.
     #[serde(default)]
-    pub lines: Option<Pattern>,
+    pub lines: Option<CodePattern>,
     /// Macro that must be defined for this code.
     #[serde(default)]
     pub under: Option<String>,
@@ -63,7 +63,7 @@ pub struct Part {
 /// A scenario that the program runs.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Scenario {
+pub struct ConformanceScenario {
     /// Id, `[a-z0-9-]+`.
     pub id: String,
     /// Property shown by success, as a sentence.

@@ -8,12 +8,12 @@ use crate::judgement::SeamSeen;
 use crate::scan::normal::NORMALISATION;
 
 /// Supported version of the file.
-pub const SCHEMA: u32 = 1;
+pub const FINGERPRINTS_SCHEMA: u32 = 1;
 
 /// Content of a set's `fingerprints.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fingerprints {
+pub struct SeamFingerprints {
     /// Version of the format: 1.
     pub schema: u32,
     /// Description of the hashed text.
@@ -21,19 +21,19 @@ pub struct Fingerprints {
     pub normalisation: String,
     /// Known versions of each seam, oldest first.
     #[serde(default)]
-    pub seams: BTreeMap<String, Vec<Known>>,
+    pub seams: BTreeMap<String, Vec<KnownVersion>>,
 }
 
-impl Default for Fingerprints {
+impl Default for SeamFingerprints {
     fn default() -> Self {
-        Self { schema: SCHEMA, normalisation: NORMALISATION.to_owned(), seams: BTreeMap::new() }
+        Self { schema: FINGERPRINTS_SCHEMA, normalisation: NORMALISATION.to_owned(), seams: BTreeMap::new() }
     }
 }
 
 /// A known version of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Known {
+pub struct KnownVersion {
     /// Hash, 16 hexadecimal digits, or `absent`.
     pub hash: String,
     /// Label for users, such as `b8121`.
@@ -52,9 +52,9 @@ pub struct Known {
 /// Hash of a missing container.
 pub(crate) const ABSENT_HASH: &str = "absent";
 
-impl Fingerprints {
+impl SeamFingerprints {
     /// Known versions of a seam.
-    pub fn of(&self, seam: &str) -> &[Known] {
+    pub fn of(&self, seam: &str) -> &[KnownVersion] {
         self.seams.get(seam).map(Vec::as_slice).unwrap_or_default()
     }
 
@@ -71,17 +71,17 @@ impl Fingerprints {
 /// Adds the versions in `seen` that `existing` lacks. Pure and deterministic: known versions keep their
 /// place, new ones are appended.
 pub fn learn(
-    existing: &Fingerprints,
+    existing: &SeamFingerprints,
     seen: &[SeamSeen],
     label: &str,
     commit: &str,
     source: &str,
-) -> Fingerprints {
+) -> SeamFingerprints {
     let mut all = existing.clone();
     for one in seen {
         let known = all.seams.entry(one.seam.clone()).or_default();
         if !known.iter().any(|version| version.hash == one.hash) {
-            known.push(Known {
+            known.push(KnownVersion {
                 hash: one.hash.clone(),
                 label: label.to_owned(),
                 commit: commit.to_owned(),

@@ -4,13 +4,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::life::Life;
-use crate::mitigation::Memory;
+use super::life::LifeStatement;
+use crate::mitigation::LeakMemory;
 
 /// A defect fixed by a set, enabled at run time by environment variables.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fix {
+pub struct SetFix {
     /// Id, unique over all sets, `[a-z0-9-]+`.
     pub id: String,
     /// Description in one line.
@@ -22,10 +22,10 @@ pub struct Fix {
     pub references: Vec<String>,
     /// Affected backends and builds.
     #[serde(default)]
-    pub affects: Affects,
+    pub affects: AffectedBuilds,
     /// Affected memories; empty: none, or not stated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memory: Vec<Memory>,
+    pub memory: Vec<LeakMemory>,
     /// Risk.
     #[serde(default)]
     pub risk: String,
@@ -37,21 +37,21 @@ pub struct Fix {
     pub marker: String,
     /// Upstream's state.
     #[serde(default)]
-    pub upstream: Upstream,
+    pub upstream: UpstreamState,
     /// Revisions in which it is needed, superseded or harmful, with the evidence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub life: Vec<Life>,
+    pub life: Vec<LifeStatement>,
     /// Variables of the fix; `mitigations = ["<fix>=<value>"]` sets the first.
     #[serde(default, rename = "variable")]
-    pub variables: Vec<Variable>,
+    pub variables: Vec<FixVariable>,
     /// Measurements.
     #[serde(default)]
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<FixEvidence>,
 }
 
-impl Fix {
+impl SetFix {
     /// The variable with this name.
-    pub fn variable(&self, name: &str) -> Option<&Variable> {
+    pub fn variable(&self, name: &str) -> Option<&FixVariable> {
         self.variables.iter().find(|variable| variable.name == name)
     }
 }
@@ -59,7 +59,7 @@ impl Fix {
 /// Backends and builds with a defect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Affects {
+pub struct AffectedBuilds {
     /// Backends; empty: all.
     pub backends: Vec<String>,
     /// First build, such as `b7821`; empty: unknown.
@@ -73,7 +73,7 @@ pub struct Affects {
 /// Upstream's state of a defect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Upstream {
+pub struct UpstreamState {
     /// Open or superseded.
     pub status: UpstreamStatus,
     /// Commit or build of upstream's own fix; empty while open.
@@ -96,7 +96,7 @@ pub enum UpstreamStatus {
 /// An environment variable that a fix reads. If it is unset, the fix is off.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Variable {
+pub struct FixVariable {
     /// Name with the prefix `LLAMA_WARDEN_`.
     pub name: String,
     /// Type of the value.
@@ -104,7 +104,7 @@ pub struct Variable {
     pub kind: VariableKind,
     /// Value if the fix is enabled without one; `None`: the variable stays unset.
     #[serde(default)]
-    pub default: Option<Value>,
+    pub default: Option<FixValue>,
     /// Minimum.
     #[serde(default)]
     pub min: Option<f64>,
@@ -136,7 +136,7 @@ pub enum VariableKind {
 /// Value of a variable.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(untagged)]
-pub enum Value {
+pub enum FixValue {
     /// `true` or `false`.
     Flag(bool),
     /// A whole number.
@@ -147,7 +147,7 @@ pub enum Value {
     Text(String),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for FixValue {
     /// Formats the value for the environment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -162,7 +162,7 @@ impl fmt::Display for Value {
 /// A measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Evidence {
+pub struct FixEvidence {
     /// Observed effect.
     pub effect: String,
     /// Hardware.

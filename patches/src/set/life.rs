@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// A statement about some revisions.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Life {
+pub struct LifeStatement {
     /// State in these revisions.
     pub is: LifeState,
     /// First build of llama.cpp's own history, such as `b8832`; empty: from the beginning.
@@ -34,7 +34,7 @@ pub struct Life {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fails: Vec<String>,
     /// Kind of evidence.
-    pub by: By,
+    pub by: EvidenceKind,
     /// Upstream commit that introduced this state, if any.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub commit: String,
@@ -63,7 +63,7 @@ pub enum LifeState {
 /// Kind of evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum By {
+pub enum EvidenceKind {
     /// Read in the source.
     Source,
     /// Measured by us.
@@ -74,7 +74,7 @@ pub enum By {
 
 /// Facts about an inspected revision.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Looked<'a> {
+pub struct InspectedRevision<'a> {
     /// Build number, if known.
     pub build: Option<u32>,
     /// Probes that hold in the source; `None`: no source was inspected.
@@ -83,13 +83,13 @@ pub struct Looked<'a> {
 
 /// State of a fix in a revision, with the evidence.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Standing {
+pub struct FixStanding {
     /// The deciding state.
     pub is: LifeState,
     /// The source itself shows the state by a probe, not only a build number.
     pub by_source: bool,
     /// All applicable statements, deciding ones first.
-    pub because: Vec<Life>,
+    pub because: Vec<LifeStatement>,
 }
 
 impl LifeState {
@@ -103,7 +103,7 @@ impl LifeState {
     }
 }
 
-impl By {
+impl EvidenceKind {
     /// Name of the kind.
     pub const fn name(self) -> &'static str {
         match self {
@@ -114,7 +114,7 @@ impl By {
     }
 }
 
-impl Life {
+impl LifeStatement {
     /// Range of builds; empty: all.
     pub fn builds(&self) -> String {
         match (self.first.as_str(), self.last.as_str()) {
@@ -131,7 +131,7 @@ impl Life {
     }
 
     /// Returns true if the statement applies to the inspected revision.
-    fn applies_to(&self, looked: &Looked<'_>) -> bool {
+    fn applies_to(&self, looked: &InspectedRevision<'_>) -> bool {
         match looked.probes {
             Some(probes) if self.has_probes() => {
                 self.holds.iter().all(|probe| probes.contains(probe))
@@ -162,7 +162,7 @@ impl Life {
     }
 }
 
-impl fmt::Display for Life {
+impl fmt::Display for LifeStatement {
     /// Formats one line, such as `needed b7821..b8831: … (source, 81ab64f3c)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let builds = self.builds();
@@ -171,10 +171,11 @@ impl fmt::Display for Life {
     }
 }
 
-impl Standing {
+impl FixStanding {
     /// Combines the statements that apply to an inspected revision; `None` if there are none.
-    pub fn of(life: &[Life], looked: &Looked<'_>) -> Option<Self> {
-        let mut because: Vec<Life> = life.iter().filter(|one| one.applies_to(looked)).cloned().collect();
+    pub fn of(life: &[LifeStatement], looked: &InspectedRevision<'_>) -> Option<Self> {
+        let mut because: Vec<LifeStatement> =
+            life.iter().filter(|one| one.applies_to(looked)).cloned().collect();
         let is = because.iter().map(|one| one.is).max()?;
         // A stable sort: deciding statements first, each group in its order.
         because.sort_by_key(|one| one.is != is);
@@ -192,15 +193,15 @@ impl Standing {
 mod tests {
     use super::*;
 
-    fn life(is: LifeState, first: &str, last: &str, holds: &[&str], fails: &[&str]) -> Life {
+    fn life(is: LifeState, first: &str, last: &str, holds: &[&str], fails: &[&str]) -> LifeStatement {
         let all = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        Life {
+        LifeStatement {
             is,
             first: first.to_owned(),
             last: last.to_owned(),
             holds: all(holds),
             fails: all(fails),
-            by: By::Source,
+            by: EvidenceKind::Source,
             commit: String::new(),
             text: format!("{} {first}", is.name()),
             hardware: String::new(),
@@ -208,7 +209,7 @@ mod tests {
         }
     }
 
-    fn cap() -> Vec<Life> {
+    fn cap() -> Vec<LifeStatement> {
         vec![
             life(LifeState::Needed, "b10", "b19", &["map"], &["sweep"]),
             life(LifeState::Superseded, "b20", "", &["sweep"], &[]),
@@ -219,8 +220,8 @@ mod tests {
     fn is(build: Option<u32>, probes: Option<&[&str]>) -> Option<(LifeState, bool)> {
         let probes: Option<BTreeSet<String>> =
             probes.map(|all| all.iter().map(|&probe| probe.to_owned()).collect());
-        let looked = Looked { build, probes: probes.as_ref() };
-        Standing::of(&cap(), &looked).map(|standing| (standing.is, standing.by_source))
+        let looked = InspectedRevision { build, probes: probes.as_ref() };
+        FixStanding::of(&cap(), &looked).map(|standing| (standing.is, standing.by_source))
     }
 
     #[test]
@@ -245,11 +246,11 @@ mod tests {
     #[test]
     fn a_standing_says_why_in_a_line_and_keeps_the_rest() {
         let mut all = cap();
-        all[1].by = By::Measurement;
+        all[1].by = EvidenceKind::Measurement;
         all[1].hardware = "one GPU".to_owned();
         all[1].build = "b21".to_owned();
         all[2].first = "b20".to_owned();
-        let standing = Standing::of(&all, &Looked { build: Some(20), probes: None }).unwrap();
+        let standing = FixStanding::of(&all, &InspectedRevision { build: Some(20), probes: None }).unwrap();
         assert_eq!(
             standing.because.iter().map(|one| one.is).collect::<Vec<_>>(),
             [LifeState::Harmful, LifeState::Superseded]

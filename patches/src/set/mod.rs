@@ -17,13 +17,15 @@ mod selection;
 
 use serde::Deserialize;
 
-use crate::scan::Container;
-use conformance::Conformance;
-use fingerprints::Fingerprints;
+use crate::scan::CodeContainer;
+use conformance::ConformanceSpec;
+use fingerprints::SeamFingerprints;
 
-pub use catalogue::Catalogue;
-pub use fix::{Affects, Evidence, Fix, Upstream, UpstreamStatus, Value, Variable, VariableKind};
-pub use selection::{Selection, Sets};
+pub use catalogue::SetCatalogue;
+pub use fix::{
+    AffectedBuilds, FixEvidence, FixValue, FixVariable, SetFix, UpstreamState, UpstreamStatus, VariableKind,
+};
+pub use selection::{SelectedSets, SetSelection};
 
 /// Content of a `set.toml`.
 #[derive(Clone, Debug, Deserialize)]
@@ -39,17 +41,17 @@ pub(super) struct SetDocument {
     #[serde(default, rename = "sidecar")]
     pub(super) sidecars: Vec<SetSidecar>,
     #[serde(default, rename = "hook")]
-    pub(super) hooks: Vec<Hook>,
+    pub(super) hooks: Vec<SetHook>,
     #[serde(default, rename = "probe")]
-    pub(super) probes: Vec<Probe>,
+    pub(super) probes: Vec<SetProbe>,
     #[serde(default, rename = "seam")]
     pub(super) seams: Vec<SetSeam>,
     #[serde(default, rename = "fix")]
-    pub(super) fixes: Vec<Fix>,
+    pub(super) fixes: Vec<SetFix>,
     #[serde(default, rename = "diff")]
     pub(super) diffs: Vec<SetDiff>,
     #[serde(default)]
-    pub(super) conformance: Option<Conformance>,
+    pub(super) conformance: Option<ConformanceSpec>,
 }
 
 /// A folder of patches: insertions into a tree, and conditions on that tree.
@@ -66,23 +68,23 @@ pub struct PatchSet {
     /// Our own source files.
     pub sidecars: Vec<SetSidecar>,
     /// Lines inserted into upstream's files.
-    pub hooks: Vec<Hook>,
+    pub hooks: Vec<SetHook>,
     /// Facts that must hold.
-    pub probes: Vec<Probe>,
+    pub probes: Vec<SetProbe>,
     /// Containers whose text must be a known version.
     pub seams: Vec<SetSeam>,
     /// Defects that the set fixes.
-    pub fixes: Vec<Fix>,
+    pub fixes: Vec<SetFix>,
     /// Plain diffs, applied strictly.
     pub diffs: Vec<SetDiff>,
     /// Program that tests the set with a tree's own code.
-    pub conformance: Option<Conformance>,
+    pub conformance: Option<ConformanceSpec>,
     /// Hash over its files except known versions of upstream's code, in hexadecimal digits.
     pub digest: String,
     /// Known versions of the seams.
-    pub fingerprints: Fingerprints,
+    pub fingerprints: SeamFingerprints,
     /// Origin of the set.
-    pub origin: Origin,
+    pub origin: SetOrigin,
 }
 
 impl PatchSet {
@@ -92,26 +94,26 @@ impl PatchSet {
     }
 
     /// The fix with this id.
-    pub fn fix(&self, id: &str) -> Option<&Fix> {
+    pub fn fix(&self, id: &str) -> Option<&SetFix> {
         self.fixes.iter().find(|fix| fix.id == id)
     }
 
     /// The hook with this id.
-    pub fn hook(&self, id: &str) -> Option<&Hook> {
+    pub fn hook(&self, id: &str) -> Option<&SetHook> {
         self.hooks.iter().find(|hook| hook.id == id)
     }
 }
 
 /// Origin of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SetOrigin {
     /// Embedded in this program.
     Embedded,
     /// The user's own, in this folder.
     Folder(PathBuf),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SetOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Embedded => f.write_str("built in"),
@@ -136,7 +138,7 @@ pub struct SetSidecar {
 /// Our lines with the unique place where they are inserted.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Hook {
+pub struct SetHook {
     /// Id in the set, `[a-z0-9-]+`.
     pub id: String,
     /// Paths relative to llama.cpp's root; the first one that exists counts.
@@ -145,10 +147,10 @@ pub struct Hook {
     /// `#include` lines: the scanner must keep their file names unmasked, so that `#include "log.h"` can be
     /// an anchor.)
     #[serde(default)]
-    pub container: Option<Container>,
+    pub container: Option<CodeContainer>,
     /// Side of the container or anchor.
-    pub at: At,
-    /// Literal that occurs exactly once in the container; `None` for [`At::BeforeContainer`].
+    pub at: HookPosition,
+    /// Literal that occurs exactly once in the container; `None` for [`HookPosition::BeforeContainer`].
     #[serde(default)]
     pub anchor: Option<String>,
     /// Lines without indentation.
@@ -158,7 +160,7 @@ pub struct Hook {
     pub optional: bool,
     /// The lines are needed only if the container matches this pattern; `None`: always needed.
     #[serde(default)]
-    pub when: Option<Pattern>,
+    pub when: Option<CodePattern>,
     /// Text of the lines that the binary must contain as evidence that they were compiled.
     #[serde(default)]
     pub marker: Option<String>,
@@ -167,7 +169,7 @@ pub struct Hook {
 /// Position of a hook's lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum At {
+pub enum HookPosition {
     /// On their own lines before the container's first line.
     BeforeContainer,
     /// On their own lines before the line where the anchor begins.
@@ -179,7 +181,7 @@ pub enum At {
 /// A fact about the tree.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Probe {
+pub struct SetProbe {
     /// Id in the set, `[a-z0-9-]+`.
     pub id: String,
     /// Paths relative to llama.cpp's root; the first one that exists counts. A missing file or container
@@ -187,20 +189,20 @@ pub struct Probe {
     pub files: Vec<String>,
     /// Container to search; `None`: the whole file.
     #[serde(default)]
-    pub container: Option<Container>,
+    pub container: Option<CodeContainer>,
     /// Functions and structs to skip; missing ones are ignored. Excludes `container`.
     #[serde(default)]
-    pub outside: Vec<Container>,
+    pub outside: Vec<CodeContainer>,
     /// Hooks whose containers are skipped if the hook is placed: matches in a container without its hook
     /// count. Excludes `container`.
     #[serde(default)]
     pub guarded: Vec<String>,
     /// Pattern to count, in text with blanked comments and strings.
-    pub pattern: Pattern,
+    pub pattern: CodePattern,
     /// Pattern that must occur in the file for the probe to be meaningful: otherwise a probe for zero
     /// matches would hold forever after upstream renames something.
     #[serde(default)]
-    pub finds: Option<Pattern>,
+    pub finds: Option<CodePattern>,
     /// Exact count.
     #[serde(default)]
     pub count: Option<usize>,
@@ -223,7 +225,7 @@ pub struct Probe {
     pub define: Option<String>,
 }
 
-impl Probe {
+impl SetProbe {
     /// Minimum and maximum count with which the probe holds.
     pub fn bounds(&self) -> (usize, usize) {
         match (self.count, self.min, self.max) {
@@ -258,7 +260,7 @@ pub struct SetSeam {
     /// Paths relative to llama.cpp's root; the first one that exists counts.
     pub files: Vec<String>,
     /// Container to fingerprint.
-    pub container: Container,
+    pub container: CodeContainer,
     /// The container may be absent.
     #[serde(default)]
     pub optional: bool,
@@ -290,17 +292,17 @@ pub struct SetDiff {
 /// A regular expression, compiled while the set is loaded.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "String")]
-pub struct Pattern(pub regex::Regex);
+pub struct CodePattern(pub regex::Regex);
 
-impl PartialEq for Pattern {
+impl PartialEq for CodePattern {
     fn eq(&self, other: &Self) -> bool {
         self.0.as_str() == other.0.as_str()
     }
 }
 
-impl Eq for Pattern {}
+impl Eq for CodePattern {}
 
-impl TryFrom<String> for Pattern {
+impl TryFrom<String> for CodePattern {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -312,7 +314,7 @@ impl TryFrom<String> for Pattern {
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for CodePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.as_str())
     }

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use super::{Catalogue, Origin, PatchSet, load};
-use crate::error::{Error, Result};
+use super::{PatchSet, SetCatalogue, SetOrigin, load};
+use crate::error::{PatchError, Result};
 use crate::mitigation;
 
 /// Prefixes of variables with a meaning for llama-server, ggml, the dynamic loader or us.
@@ -12,11 +12,11 @@ const FOREIGN_PREFIXES: [&str; 8] =
     ["LLAMA_ARG_", "GGML_", "CUDA_", "HIP_", "ROCR_", "LD_", "MALLOC_", "LLAMA_WARDEN_PATHS"];
 
 /// Fails if a name in the set of the folder `path` exists already.
-pub(super) fn own(all: &Catalogue, set: &PatchSet, path: &Path) -> Result<()> {
+pub(super) fn own(all: &SetCatalogue, set: &PatchSet, path: &Path) -> Result<()> {
     let wrong = |key: String, why: String| {
-        Err(Error::Set { file: path.join(load::SET).display().to_string(), line: None, key, why })
+        Err(PatchError::Set { file: path.join(load::SET_FILE).display().to_string(), line: None, key, why })
     };
-    let list = mitigation::Catalogue::embedded()?;
+    let list = mitigation::MitigationCatalogue::embedded()?;
     for fix in &set.fixes {
         let key = format!("fix[{}]", fix.id);
         if list.leak(&fix.id).is_some() {
@@ -46,7 +46,7 @@ pub(super) fn own(all: &Catalogue, set: &PatchSet, path: &Path) -> Result<()> {
             let users = all.sets().iter().flat_map(|other| other.fixes.iter().map(move |fix| (other, fix)));
             let taken = users.into_iter().find(|(_, other)| other.variable(&variable.name).is_some());
             if let Some((other, theirs)) = taken {
-                let whose = if other.origin == Origin::Embedded { "the curated set" } else { "the set" };
+                let whose = if other.origin == SetOrigin::Embedded { "the curated set" } else { "the set" };
                 let why = format!(
                     "{whose} `{}` reads it for its fix {}: one of the two would be switched on by the other; rename it",
                     other.id, theirs.id
@@ -75,7 +75,7 @@ mod tests {
         );
         fs::write(set.join("set.toml"), text).unwrap();
         fs::write(set.join("a.patch"), "--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n a\n+b\n").unwrap();
-        match Catalogue::embedded().unwrap().with_folder(folder.path()) {
+        match SetCatalogue::embedded().unwrap().with_folder(folder.path()) {
             Ok(_) => "fine".to_owned(),
             Err(error) => error.to_string().split_once("set.toml").unwrap().1.to_owned(),
         }
@@ -107,7 +107,7 @@ mod tests {
         .unwrap();
         fs::write(set.join("a.patch"), "--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n a\n+b\n").unwrap();
         let all =
-            Catalogue::embedded().unwrap().with_folder(folder.path()).unwrap().with_folder(&set).unwrap();
+            SetCatalogue::embedded().unwrap().with_folder(folder.path()).unwrap().with_folder(&set).unwrap();
         assert_eq!(all.sets().iter().filter(|set| set.id == "mine").count(), 1);
     }
 }

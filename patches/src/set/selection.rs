@@ -1,26 +1,26 @@
 //! Selects the sets for a build.
 
 use super::PatchSet;
-use super::catalogue::Catalogue;
+use super::catalogue::SetCatalogue;
 use crate::error::Result;
-use crate::prove::Proofs;
+use crate::prove::ProofRecords;
 
 /// Selected sets for a build, and the strictness of their application.
 #[derive(Clone, Debug, Default)]
-pub struct Selection {
+pub struct SetSelection {
     /// Available sets.
-    pub catalogue: Catalogue,
+    pub catalogue: SetCatalogue,
     /// Selected sets.
-    pub sets: Sets,
+    pub sets: SelectedSets,
     /// Sets with an unknown seam are applied nevertheless.
     pub allow_unverified: bool,
     /// Records of this machine.
-    pub proofs: Proofs,
+    pub proofs: ProofRecords,
 }
 
 /// Selected sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Sets {
+pub enum SelectedSets {
     /// All sets for the backend.
     #[default]
     Default,
@@ -30,7 +30,7 @@ pub enum Sets {
     Only(Vec<String>),
 }
 
-impl Selection {
+impl SetSelection {
     /// The sets for a build with this backend, such as `cuda`, in the catalogue's order.
     ///
     /// # Errors
@@ -38,9 +38,11 @@ impl Selection {
     /// Fails if a named set does not exist.
     pub(crate) fn sets_for(&self, backend: &str) -> Result<Vec<&PatchSet>> {
         match &self.sets {
-            Sets::Default => Ok(self.catalogue.sets().iter().filter(|set| set.is_for(backend)).collect()),
-            Sets::None => Ok(Vec::new()),
-            Sets::Only(ids) => {
+            SelectedSets::Default => {
+                Ok(self.catalogue.sets().iter().filter(|set| set.is_for(backend)).collect())
+            }
+            SelectedSets::None => Ok(Vec::new()),
+            SelectedSets::Only(ids) => {
                 for id in ids {
                     self.catalogue.require(id)?;
                 }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::AdmissionPolicy;
-use crate::sample::{MemoryKind, Sample};
+use crate::sample::{BackendSample, MemoryKind};
 use crate::units::{exact, whole};
 
 /// Readings searched for the figure before a prompt.
@@ -30,7 +30,7 @@ const STEP_DIVISOR: u64 = 4;
 
 /// A learnt cost per prompt token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Price {
+pub struct PromptPrice {
     /// Memory with this cost.
     pub series: MemoryKind,
     /// Bytes per prompt token beyond the largest prompt so far.
@@ -46,7 +46,7 @@ pub struct PromptCost {
     policy: AdmissionPolicy,
     largest: u64,
     learners: Vec<PriceLearner>,
-    told: Vec<Price>,
+    told: Vec<PromptPrice>,
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl PromptCost {
     }
 
     /// Adds a reading.
-    pub fn observe(&mut self, sample: &Sample) {
+    pub fn observe(&mut self, sample: &BackendSample) {
         let before = self.largest;
         self.largest = before.max(sample.largest_prompt);
         let step = self.largest - before;
@@ -99,7 +99,7 @@ impl PromptCost {
 
     /// Sets a price from a diagnosis, or from an earlier run of the same build, model and flags. It holds
     /// until a higher one is learnt.
-    pub fn told(&mut self, price: Price) {
+    pub fn told(&mut self, price: PromptPrice) {
         if price.bytes_per_token.is_finite() && price.bytes_per_token >= 0.0 {
             self.told.retain(|known| known.series != price.series);
             self.told.push(price);
@@ -107,12 +107,12 @@ impl PromptCost {
     }
 
     /// Returns the price in one memory; `None` without enough evidence.
-    pub fn price(&self, series: MemoryKind) -> Option<Price> {
+    pub fn price(&self, series: MemoryKind) -> Option<PromptPrice> {
         let told = self.told.iter().find(|price| price.series == series).copied();
         let learnt = self.learners.iter().find(|learner| learner.series == series).and_then(|learner| {
             let evidence = learner.evidence.len();
             let enough = evidence >= self.policy.evidence.max(1);
-            enough.then(|| Price {
+            enough.then(|| PromptPrice {
                 series,
                 bytes_per_token: learner.quantile(self.policy.quantile),
                 evidence,
@@ -125,7 +125,7 @@ impl PromptCost {
     }
 
     /// Returns all prices, for the next process of this kind ([`PromptCost::told`]).
-    pub fn learnt(&self) -> Vec<Price> {
+    pub fn learnt(&self) -> Vec<PromptPrice> {
         self.learners.iter().filter_map(|learner| self.price(learner.series)).collect()
     }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use cost::{Price, PromptCost};
+pub use cost::{PromptCost, PromptPrice};
 
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, exact, whole};
@@ -54,7 +54,7 @@ pub type AdmissionPolicy = crate::defaults::Admission;
 
 /// A memory of an open replica, with the prompt's need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct MemoryRoom {
     /// Memory in question.
     pub series: MemoryKind,
     /// Bytes that the prompt needs, given the replica's largest prompt so far.
@@ -79,13 +79,13 @@ pub struct ReplicaRoom {
     /// Waiting time that a recycle costs; `None` if it may not be recycled now.
     pub recycle: Option<Duration>,
     /// Memories of the replica; if empty, nothing is known and the prompt fits.
-    pub rooms: Vec<Room>,
+    pub rooms: Vec<MemoryRoom>,
 }
 
 /// Decision on a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Admission {
+pub enum AdmitDecision {
     /// The prompt may be sent to the chosen replica.
     Fits,
     /// The prompt fits there once requests in flight have ended.
@@ -118,7 +118,7 @@ pub enum Admission {
     },
 }
 
-impl Admission {
+impl AdmitDecision {
     /// Applies the mode: only [`AdmissionMode::Enforce`] keeps a prompt from being sent.
     #[must_use]
     pub fn under(self, mode: AdmissionMode) -> Self {
@@ -126,7 +126,7 @@ impl Admission {
     }
 }
 
-impl std::fmt::Display for Admission {
+impl std::fmt::Display for AdmitDecision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let memory = |series: &MemoryKind| match series {
             MemoryKind::Host => "host memory".to_owned(),
@@ -162,42 +162,48 @@ impl std::fmt::Display for Admission {
 /// Takes the cheapest way that works: another replica costs a cold cache, waiting costs the rest of the
 /// running answers, a recycle costs a load. Unknown memory counts as sufficient, because a refusal needs
 /// evidence.
-pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) -> Admission {
+pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) -> AdmitDecision {
     let reserve = policy.reserve.0;
-    let Some(own) = replicas.iter().find(|replica| replica.replica == chosen) else { return Admission::Fits };
-    let Some(short) = own.short(reserve, Room::now) else { return Admission::Fits };
-    if let Some(other) = replicas.iter().find(|replica| replica.short(reserve, Room::now).is_none()) {
-        return Admission::Elsewhere { replica: other.replica };
+    let Some(own) = replicas.iter().find(|replica| replica.replica == chosen) else {
+        return AdmitDecision::Fits;
+    };
+    let Some(short) = own.short(reserve, MemoryRoom::now) else { return AdmitDecision::Fits };
+    if let Some(other) = replicas.iter().find(|replica| replica.short(reserve, MemoryRoom::now).is_none()) {
+        return AdmitDecision::Elsewhere { replica: other.replica };
     }
-    if own.in_flight > 0 && own.short(reserve, Room::idle).is_none() {
-        return Admission::Wait { series: short.series };
+    if own.in_flight > 0 && own.short(reserve, MemoryRoom::idle).is_none() {
+        return AdmitDecision::Wait { series: short.series };
     }
-    let fresh = |replica: &&ReplicaRoom| replica.short(reserve, Room::fresh).is_none();
+    let fresh = |replica: &&ReplicaRoom| replica.short(reserve, MemoryRoom::fresh).is_none();
     let cheapest =
         replicas.iter().filter(fresh).filter_map(|replica| Some((replica.recycle?, replica.replica))).min();
     if let Some((_, replica)) = cheapest {
-        return Admission::RecycleFirst { replica, series: short.series };
+        return AdmitDecision::RecycleFirst { replica, series: short.series };
     }
     let later = if replicas.iter().any(|replica| fresh(&replica)) {
         // A recycle would help, but is not allowed now.
         Some(policy.retry_most)
     } else {
-        let waiting =
-            |replica: &ReplicaRoom| replica.in_flight > 0 && replica.short(reserve, Room::idle).is_none();
+        let waiting = |replica: &ReplicaRoom| {
+            replica.in_flight > 0 && replica.short(reserve, MemoryRoom::idle).is_none()
+        };
         replicas.iter().any(waiting).then_some(policy.retry_least)
     };
     let (needed, have) = if later.is_some() {
         (short.need, short.left.unwrap_or(0))
     } else {
-        let short = own.short(reserve, Room::fresh).unwrap_or(short);
+        let short = own.short(reserve, MemoryRoom::fresh).unwrap_or(short);
         (short.need_fresh, short.left_fresh.unwrap_or(0))
     };
-    let series =
-        if later.is_some() { short.series } else { own.short(reserve, Room::fresh).unwrap_or(short).series };
-    Admission::Refuse { series, needed: needed.saturating_add(reserve), have, retry_after: later }
+    let series = if later.is_some() {
+        short.series
+    } else {
+        own.short(reserve, MemoryRoom::fresh).unwrap_or(short).series
+    };
+    AdmitDecision::Refuse { series, needed: needed.saturating_add(reserve), have, retry_after: later }
 }
 
-impl Room {
+impl MemoryRoom {
     fn now(&self) -> (u64, Option<u64>) {
         (self.need, self.left)
     }
@@ -214,8 +220,8 @@ impl Room {
 
 impl ReplicaRoom {
     /// Returns the memory that is shortest for the prompt, if one is.
-    fn short(&self, reserve: u64, at: impl Fn(&Room) -> (u64, Option<u64>)) -> Option<&Room> {
-        let missing = |room: &Room| {
+    fn short(&self, reserve: u64, at: impl Fn(&MemoryRoom) -> (u64, Option<u64>)) -> Option<&MemoryRoom> {
+        let missing = |room: &MemoryRoom| {
             let (need, left) = at(room);
             // A prompt that needs no new memory is safe at any fill level.
             let left = left.filter(|_| need > 0)?;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample::{GpuIndex, HostMemory, Sample, SampleEdge, Vram, VramSource, Work};
+use crate::sample::{BackendSample, GpuIndex, HostMemory, SampleEdge, VramReading, VramSource, WorkDone};
 
 const MIB: u64 = 1024 * 1024;
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
@@ -12,15 +12,15 @@ fn policy() -> &'static AdmissionPolicy {
     &crate::defaults().admission
 }
 
-fn sample(vram: u64, largest_prompt: u64, in_flight: u32) -> Sample {
-    Sample {
+fn sample(vram: u64, largest_prompt: u64, in_flight: u32) -> BackendSample {
+    BackendSample {
         at: Duration::ZERO,
         edge: SampleEdge::Tick,
         host: Some(HostMemory { anon: 100 * MIB, swap: 0, rss: 0 }),
-        vram: vec![Vram { gpu: GpuIndex(0), bytes: vram, source: VramSource::Process }],
+        vram: vec![VramReading { gpu: GpuIndex(0), bytes: vram, source: VramSource::Process }],
         pools: Vec::new(),
         in_flight,
-        work: Work::default(),
+        work: WorkDone::default(),
         largest_prompt,
         reclaims: 0,
     }
@@ -81,16 +81,16 @@ fn a_busy_backend_that_is_never_idle_teaches_too() {
 #[test]
 fn a_price_told_by_a_diagnosis_holds_until_a_higher_one_is_learnt() {
     let mut cost = PromptCost::new(policy());
-    cost.told(Price { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
-    cost.told(Price { series: MemoryKind::Host, bytes_per_token: f64::NAN, evidence: 1 });
+    cost.told(PromptPrice { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
+    cost.told(PromptPrice { series: MemoryKind::Host, bytes_per_token: f64::NAN, evidence: 1 });
     assert_eq!(cost.need(10, 0), [(VRAM, 50_000)]);
     let mut cost = taught(10_000, &[500, 1000, 2000, 8000]);
-    cost.told(Price { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
+    cost.told(PromptPrice { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
     assert_eq!(cost.price(VRAM).map(|price| price.evidence), Some(3));
 }
 
-fn room(need: u64, left: u64) -> Room {
-    Room {
+fn room(need: u64, left: u64) -> MemoryRoom {
+    MemoryRoom {
         series: VRAM,
         need: need * MIB,
         left: Some(left * MIB),
@@ -100,61 +100,62 @@ fn room(need: u64, left: u64) -> Room {
     }
 }
 
-fn replica(replica: u32, room: Room) -> ReplicaRoom {
+fn replica(replica: u32, room: MemoryRoom) -> ReplicaRoom {
     ReplicaRoom { replica, in_flight: 0, recycle: Some(Duration::from_secs(10)), rooms: vec![room] }
 }
 
 #[test]
 fn a_prompt_that_fits_or_of_which_nothing_is_known_is_sent() {
     let admit = |replica| admit(policy(), 0, &[replica]);
-    assert_eq!(admit(replica(0, room(1000, 1256))), Admission::Fits);
-    assert_eq!(admit(replica(0, room(0, 0))), Admission::Fits, "it needs nothing new");
-    assert_eq!(admit(replica(0, Room { left: None, ..room(1000, 0) })), Admission::Fits);
-    assert_eq!(admit(ReplicaRoom { rooms: Vec::new(), ..replica(0, room(1, 0)) }), Admission::Fits);
-    assert_eq!(super::admit(policy(), 7, &[]), Admission::Fits);
+    assert_eq!(admit(replica(0, room(1000, 1256))), AdmitDecision::Fits);
+    assert_eq!(admit(replica(0, room(0, 0))), AdmitDecision::Fits, "it needs nothing new");
+    assert_eq!(admit(replica(0, MemoryRoom { left: None, ..room(1000, 0) })), AdmitDecision::Fits);
+    assert_eq!(admit(ReplicaRoom { rooms: Vec::new(), ..replica(0, room(1, 0)) }), AdmitDecision::Fits);
+    assert_eq!(super::admit(policy(), 7, &[]), AdmitDecision::Fits);
 }
 
 #[test]
 fn another_replica_with_room_is_better_than_waiting_and_waiting_is_better_than_a_recycle() {
     let full = ReplicaRoom {
         in_flight: 2,
-        ..replica(0, Room { returns: 900 * MIB, left_fresh: Some(5000 * MIB), ..room(1000, 500) })
+        ..replica(0, MemoryRoom { returns: 900 * MIB, left_fresh: Some(5000 * MIB), ..room(1000, 500) })
     };
     let roomy = replica(1, room(1000, 2000));
-    assert_eq!(admit(policy(), 0, &[full.clone(), roomy]), Admission::Elsewhere { replica: 1 });
-    assert_eq!(admit(policy(), 0, std::slice::from_ref(&full)), Admission::Wait { series: VRAM });
+    assert_eq!(admit(policy(), 0, &[full.clone(), roomy]), AdmitDecision::Elsewhere { replica: 1 });
+    assert_eq!(admit(policy(), 0, std::slice::from_ref(&full)), AdmitDecision::Wait { series: VRAM });
     let idle = ReplicaRoom { in_flight: 0, ..full };
-    assert_eq!(admit(policy(), 0, &[idle]), Admission::RecycleFirst { replica: 0, series: VRAM });
+    assert_eq!(admit(policy(), 0, &[idle]), AdmitDecision::RecycleFirst { replica: 0, series: VRAM });
 }
 
 #[test]
 fn the_replica_whose_recycle_costs_least_is_recycled() {
     let leaked = |number, seconds| ReplicaRoom {
         recycle: Some(Duration::from_secs(seconds)),
-        ..replica(number, Room { left_fresh: Some(5000 * MIB), ..room(1000, 500) })
+        ..replica(number, MemoryRoom { left_fresh: Some(5000 * MIB), ..room(1000, 500) })
     };
     let decision = admit(policy(), 0, &[leaked(0, 60), leaked(1, 5)]);
-    assert_eq!(decision, Admission::RecycleFirst { replica: 1, series: VRAM });
+    assert_eq!(decision, AdmitDecision::RecycleFirst { replica: 1, series: VRAM });
 }
 
 #[test]
 fn what_fits_nowhere_is_refused_with_the_numbers() {
-    let small = replica(0, Room { left_fresh: Some(600 * MIB), ..room(1000, 500) });
+    let small = replica(0, MemoryRoom { left_fresh: Some(600 * MIB), ..room(1000, 500) });
     let refused = admit(policy(), 0, std::slice::from_ref(&small));
-    let numbers = Admission::Refuse { series: VRAM, needed: 1256 * MIB, have: 600 * MIB, retry_after: None };
+    let numbers =
+        AdmitDecision::Refuse { series: VRAM, needed: 1256 * MIB, have: 600 * MIB, retry_after: None };
     assert_eq!(refused, numbers);
     assert!(
         refused.to_string().contains("1.2 GiB of VRAM on GPU 0, and there are 600.0 MiB, even in a fresh"),
         "{refused}"
     );
-    assert_eq!(refused.under(AdmissionMode::Warn), Admission::Fits);
+    assert_eq!(refused.under(AdmissionMode::Warn), AdmitDecision::Fits);
     assert_eq!(refused.under(AdmissionMode::Enforce), refused);
 }
 
 #[test]
 fn a_recycle_that_would_help_and_is_held_back_makes_it_try_later() {
-    let leaked = replica(0, Room { left_fresh: Some(5000 * MIB), ..room(1000, 500) });
-    let Admission::Refuse { have, retry_after, .. } =
+    let leaked = replica(0, MemoryRoom { left_fresh: Some(5000 * MIB), ..room(1000, 500) });
+    let AdmitDecision::Refuse { have, retry_after, .. } =
         admit(policy(), 0, &[ReplicaRoom { recycle: None, ..leaked }])
     else {
         panic!("not refused")
@@ -174,12 +175,12 @@ proptest! {
         small in 1u64..5000, more in 0u64..5000, left in 0u64..6000, returns in 0u64..3000, fresh in 0u64..9000, in_flight in 0u32..3
     ) {
         let rank = |need: u64| {
-            let room = Room { returns: returns * MIB, left_fresh: Some(fresh * MIB), ..room(need, left) };
+            let room = MemoryRoom { returns: returns * MIB, left_fresh: Some(fresh * MIB), ..room(need, left) };
             match admit(policy(), 0, &[ReplicaRoom { in_flight, ..replica(0, room) }]) {
-                Admission::Fits | Admission::Elsewhere { .. } => 0,
-                Admission::Wait { .. } => 1,
-                Admission::RecycleFirst { .. } => 2,
-                Admission::Refuse { .. } => 3,
+                AdmitDecision::Fits | AdmitDecision::Elsewhere { .. } => 0,
+                AdmitDecision::Wait { .. } => 1,
+                AdmitDecision::RecycleFirst { .. } => 2,
+                AdmitDecision::Refuse { .. } => 3,
             }
         };
         prop_assert!(rank(small) <= rank(small + more));

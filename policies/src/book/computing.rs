@@ -1,6 +1,6 @@
 //! Compute buffers of llama-server for one micro-batch: reserved and touched bytes.
 
-use super::{CacheType, Layer, OutputDemand, Run, Shape};
+use super::{CacheType, LayerShape, ModelShape, OutputDemand, ServerRun};
 
 /// Build numbers below this say nothing about age: a source archive without history reports build 0 or 1.
 pub(crate) const LEAST_BUILD_NUMBER: u32 = 1000;
@@ -55,7 +55,7 @@ pub(super) struct ComputeBuffers {
 }
 
 impl ComputeBuffers {
-    pub(super) fn of(shape: &Shape, run: &Run, server: ServerBuild, batch: &BatchSizes) -> Self {
+    pub(super) fn of(shape: &ModelShape, run: &ServerRun, server: ServerBuild, batch: &BatchSizes) -> Self {
         let row = 4 * batch.ubatch;
         let inner = row * (3 * shape.feed_forward.max(shape.embedding) + 2 * shape.embedding);
         let attention = if run.flash == Some(false) {
@@ -81,7 +81,7 @@ impl ComputeBuffers {
 
 /// Bytes of the 16-bit copies that flash attention on CUDA makes of a layer's keys and values, for prompts,
 /// if the cache has another type. Only one layer needs them at a time.
-pub(super) fn half_copy_bytes(layer: &Layer, run: &Run, server: ServerBuild, tokens: u64) -> u64 {
+pub(super) fn half_copy_bytes(layer: &LayerShape, run: &ServerRun, server: ServerBuild, tokens: u64) -> u64 {
     if run.flash == Some(false) || run.cache_on_host || !server.is_cuda {
         return 0;
     }

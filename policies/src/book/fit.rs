@@ -1,10 +1,10 @@
 //! Places models on a machine's memory. Pure.
 
-use super::Needs;
+use super::MemoryNeeds;
 
 /// Memory of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachineCapacity {
     /// Bytes of the host available to models.
     pub host: u64,
     /// Bytes of each GPU available to models.
@@ -13,11 +13,11 @@ pub struct Machine {
 
 /// A model to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PlacementRequest {
     /// Name of the model.
     pub name: String,
     /// Memory needs of the model.
-    pub needs: Needs,
+    pub needs: MemoryNeeds,
     /// GPUs that the model may use; empty: any.
     pub gpus: Vec<usize>,
     /// The model may be split over several GPUs.
@@ -26,7 +26,7 @@ pub struct Wanted {
 
 /// Place of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fit {
+pub struct ModelFit {
     /// Name of the model.
     pub name: String,
     /// GPUs with the bytes on each.
@@ -35,7 +35,7 @@ pub struct Fit {
 
 /// Reason why models do not fit together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum FitError {
     /// The host has too little memory.
     Host {
         /// Bytes that all models need together.
@@ -59,15 +59,16 @@ pub enum Misfit {
 ///
 /// # Errors
 /// The models do not fit.
-pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
+pub fn fit(machine: &MachineCapacity, wanted: &[&PlacementRequest]) -> Result<Vec<ModelFit>, FitError> {
     // The kernel can reclaim mapped pages, but each token would read them again, so they must fit, too.
     let needed = wanted.iter().map(|one| one.needs.host_bytes() + one.needs.mapped).sum();
     if needed > machine.host {
-        return Err(Misfit::Host { needed, there: machine.host });
+        return Err(FitError::Host { needed, there: machine.host });
     }
-    let mut order: Vec<&Wanted> = wanted.to_vec();
+    let mut order: Vec<&PlacementRequest> = wanted.to_vec();
     // Models with fewer possible GPUs come first; among equals, the largest.
-    let choices = |one: &Wanted| if one.gpus.is_empty() { machine.gpus.len() } else { one.gpus.len() };
+    let choices =
+        |one: &PlacementRequest| if one.gpus.is_empty() { machine.gpus.len() } else { one.gpus.len() };
     order.sort_by_key(|one| (choices(one), std::cmp::Reverse(one.needs.gpu_bytes(1)), one.name.clone()));
     let mut free = machine.gpus.clone();
     let mut placed = vec![None; order.len()];
@@ -75,20 +76,20 @@ pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
     if place_from(&order, 0, &mut free, &mut placed, &mut worst) {
         return Ok(placed.into_iter().flatten().collect());
     }
-    Err(worst.unwrap_or(Misfit::Host { needed, there: machine.host }))
+    Err(worst.unwrap_or(FitError::Host { needed, there: machine.host }))
 }
 
 /// Places all models from index `at` on. On failure `worst` holds the first model without room.
 fn place_from(
-    order: &[&Wanted],
+    order: &[&PlacementRequest],
     at: usize,
     free: &mut Vec<u64>,
-    placed: &mut [Option<Fit>],
-    worst: &mut Option<Misfit>,
+    placed: &mut [Option<ModelFit>],
+    worst: &mut Option<FitError>,
 ) -> bool {
     let Some(one) = order.get(at) else { return true };
     if !one.needs.uses_gpu() {
-        placed[at] = Some(Fit { name: one.name.clone(), gpus: Vec::new() });
+        placed[at] = Some(ModelFit { name: one.name.clone(), gpus: Vec::new() });
         return place_from(order, at + 1, free, placed, worst);
     }
     let allowed: Vec<usize> =
@@ -100,7 +101,7 @@ fn place_from(
     single.dedup_by_key(|gpu| free[*gpu]);
     for gpu in single {
         free[gpu] -= whole;
-        placed[at] = Some(Fit { name: one.name.clone(), gpus: vec![(gpu, whole)] });
+        placed[at] = Some(ModelFit { name: one.name.clone(), gpus: vec![(gpu, whole)] });
         if place_from(order, at + 1, free, placed, worst) {
             return true;
         }
@@ -116,7 +117,7 @@ fn place_from(
             for (gpu, bytes) in &shares {
                 free[*gpu] -= bytes;
             }
-            placed[at] = Some(Fit { name: one.name.clone(), gpus: shares.clone() });
+            placed[at] = Some(ModelFit { name: one.name.clone(), gpus: shares.clone() });
             if place_from(order, at + 1, free, placed, worst) {
                 return true;
             }
@@ -130,13 +131,13 @@ fn place_from(
     worst.get_or_insert_with(|| {
         let room = allowed.iter().map(|gpu| free[*gpu]);
         let left = if one.may_split { room.sum() } else { room.max().unwrap_or(0) };
-        Misfit::Gpu { name: one.name.clone(), needed: whole, left }
+        FitError::Gpu { name: one.name.clone(), needed: whole, left }
     });
     false
 }
 
 /// Splits a model over these GPUs in proportion to their room; `None` if that is insufficient.
-fn shares(one: &Wanted, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
+fn shares(one: &PlacementRequest, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
     let count = group.len() as u64;
     let own = one.needs.own_of_each_gpu();
     let spread = one.needs.gpu_bytes(count).saturating_sub(own * count);

@@ -6,7 +6,7 @@ use crate::sample::MemoryKind;
 
 /// Measured bytes of one memory of one kind of process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct HeldMemory {
     /// Memory that was measured.
     pub series: MemoryKind,
     /// Bytes when the latest process was ready.
@@ -19,19 +19,19 @@ pub struct Held {
 const SMALL_CHANGE_DIVISOR: u64 = 64;
 
 /// Records a process's present bytes. `sound`: none of them are known to be a leak.
-pub fn note(held: &mut Vec<Held>, series: MemoryKind, bytes: u64, sound: bool) {
+pub fn note(held: &mut Vec<HeldMemory>, series: MemoryKind, bytes: u64, sound: bool) {
     match held.iter_mut().find(|held| held.series == series) {
         Some(held) if sound => held.most = held.most.max(bytes),
         Some(_) => {}
-        None => held.push(Held { series, ready: bytes, most: bytes }),
+        None => held.push(HeldMemory { series, ready: bytes, most: bytes }),
     }
 }
 
 /// Merges a further process's measurements; `None` if no value changes significantly.
-pub fn take(known: &[Held], shown: &[Held]) -> Option<Vec<Held>> {
+pub fn take(known: &[HeldMemory], shown: &[HeldMemory]) -> Option<Vec<HeldMemory>> {
     let mut all = known.to_vec();
     // A kind that moved to another GPU holds nothing on the old one.
-    let on_gpus = |held: &Held| held.series != MemoryKind::Host;
+    let on_gpus = |held: &HeldMemory| held.series != MemoryKind::Host;
     if shown.iter().any(on_gpus) {
         all.retain(|known| !on_gpus(known) || shown.iter().any(|now| now.series == known.series));
     }
@@ -42,7 +42,7 @@ pub fn take(known: &[Held], shown: &[Held]) -> Option<Vec<Held>> {
             news = true;
             continue;
         };
-        let next = Held { series: now.series, ready: now.ready, most: known.most.max(now.most) };
+        let next = HeldMemory { series: now.series, ready: now.ready, most: known.most.max(now.most) };
         let differs = |one: u64, other: u64| one.abs_diff(other) > one.max(other) / SMALL_CHANGE_DIVISOR;
         if differs(known.ready, next.ready) || differs(known.most, next.most) {
             *known = next;
@@ -66,21 +66,21 @@ mod tests {
         for (bytes, sound) in [(100, true), (150, true), (120, true), (900, false)] {
             note(&mut held, HOST, bytes, sound);
         }
-        assert_eq!(held, [Held { series: HOST, ready: 100, most: 150 }]);
+        assert_eq!(held, [HeldMemory { series: HOST, ready: 100, most: 150 }]);
     }
 
     #[test]
     fn the_latest_start_and_the_most_of_all_are_kept_and_small_differences_are_not() {
         let gpu = MemoryKind::Vram(GpuIndex(0));
-        let one = |ready, most| Held { series: HOST, ready, most };
+        let one = |ready, most| HeldMemory { series: HOST, ready, most };
         let known = take(&[], &[one(1000, 2000)]).unwrap();
         assert_eq!(take(&known, &[one(1005, 1900)]), None);
         assert_eq!(take(&known, &[one(800, 900)]), Some(vec![one(800, 2000)]));
-        let both = take(&known, &[Held { series: gpu, ready: 5, most: 6 }]).unwrap();
+        let both = take(&known, &[HeldMemory { series: gpu, ready: 5, most: 6 }]).unwrap();
         assert_eq!(both.len(), 2);
         assert_eq!(both[0], one(1000, 2000), "what was not read stays");
         let moved =
-            take(&both, &[Held { series: MemoryKind::Vram(GpuIndex(1)), ready: 5, most: 6 }]).unwrap();
+            take(&both, &[HeldMemory { series: MemoryKind::Vram(GpuIndex(1)), ready: 5, most: 6 }]).unwrap();
         let series: Vec<MemoryKind> = moved.iter().map(|held| held.series).collect();
         assert_eq!(series, [HOST, MemoryKind::Vram(GpuIndex(1))], "it is on another GPU now");
     }

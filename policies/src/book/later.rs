@@ -1,7 +1,7 @@
 //! Host memory that a server takes while it runs: caches that fill with use. Their size depends on the
 //! requests, so they do not count among a model's needs.
 
-use super::{Run, Shape, room};
+use super::{ModelShape, ServerRun, room};
 
 /// Upper bounds of caches that fill with use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct LaterMemory {
 
 impl LaterMemory {
     /// Computes the bounds. `prompt_cache` is its limit in bytes, `checkpoints` the limit per slot.
-    pub fn of(shape: &Shape, run: &Run, prompt_cache: Option<u64>, checkpoints: u32) -> Self {
+    pub fn of(shape: &ModelShape, run: &ServerRun, prompt_cache: Option<u64>, checkpoints: u32) -> Self {
         let (context, slots, _) = room(shape, run);
         // With `--swa-full` the cache can be cut anywhere, so no checkpoints are needed.
         let window = if run.whole_windows { 0 } else { shape.window.min(context) };

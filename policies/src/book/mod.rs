@@ -27,11 +27,11 @@ mod tests;
 
 pub(crate) use computing::LEAST_BUILD_NUMBER;
 pub use computing::ServerBuild;
-pub use fit::{Fit, Machine, Misfit, Wanted, fit};
-pub use held::Held;
+pub use fit::{FitError, MachineCapacity, ModelFit, PlacementRequest, fit};
+pub use held::HeldMemory;
 pub use later::LaterMemory;
-pub use run::{CacheType, GpuLayers, OutputDemand, Run};
-pub use shape::{Described, Layer, Shape};
+pub use run::{CacheType, GpuLayers, OutputDemand, ServerRun};
+pub use shape::{GgufDescription, LayerShape, ModelShape};
 
 use self::computing::{BatchSizes, ComputeBuffers};
 use crate::sample::MemoryKind;
@@ -57,7 +57,7 @@ const CUDA_HOST_BYTES: u64 = 212 * MIB;
 
 /// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum NeedPurpose {
     /// Tensors of the model.
     Weights,
     /// Keys and values of all tokens of context.
@@ -72,7 +72,7 @@ pub enum Part {
     Fixed,
 }
 
-impl Part {
+impl NeedPurpose {
     /// Returns the word used in reports.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -88,13 +88,13 @@ impl Part {
 
 /// Memory needs of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct MemoryNeeds {
     /// Own bytes on the host.
-    pub host: Vec<(Part, u64)>,
+    pub host: Vec<(NeedPurpose, u64)>,
     /// Mapped bytes of the model file; the kernel can reclaim them, but each token would read them again.
     pub mapped: u64,
     /// Bytes on all GPUs together, by part.
-    pub gpu: Vec<(Part, u64)>,
+    pub gpu: Vec<(NeedPurpose, u64)>,
     /// Extra bytes on each used GPU, besides its share and the compute buffers.
     pub each_gpu: u64,
     /// Host buffers that llama-server reserves besides those of `host`, and never touches.
@@ -106,21 +106,21 @@ pub struct Needs {
     /// Flags that take memory and that this book does not support.
     pub unknown: Vec<String>,
     /// Measured needs of processes with the same command; these replace the plan.
-    pub measured: Measured,
+    pub measured: MeasuredNeeds,
 }
 
 /// Most memory of a kind of process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Measured {
+pub struct MeasuredNeeds {
     /// Bytes on the host; `None` if never read.
     pub host: Option<u64>,
     /// Bytes on all GPUs together, and the number of GPUs.
     pub gpu: Option<(u64, u64)>,
 }
 
-impl Measured {
+impl MeasuredNeeds {
     /// Takes the larger of two sources: readings while serving, and an experiment with the largest prompts.
-    pub fn of(held: &[Held], worst: &[(MemoryKind, u64)]) -> Self {
+    pub fn of(held: &[HeldMemory], worst: &[(MemoryKind, u64)]) -> Self {
         let seen: Vec<(MemoryKind, u64)> = held.iter().map(|held| (held.series, held.most)).collect();
         let host = |all: &[(MemoryKind, u64)]| {
             all.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes)
@@ -136,7 +136,7 @@ impl Measured {
     }
 }
 
-impl Needs {
+impl MemoryNeeds {
     /// Returns the bytes on the host: measured, else planned.
     pub fn host_bytes(&self) -> u64 {
         self.measured.host.unwrap_or_else(|| self.planned_host())
@@ -164,7 +164,7 @@ impl Needs {
 
     /// Returns the bytes that each GPU needs for itself: its context and the compute buffers.
     pub fn own_of_each_gpu(&self) -> u64 {
-        let computing = self.gpu.iter().find(|(part, _)| *part == Part::Computing);
+        let computing = self.gpu.iter().find(|(part, _)| *part == NeedPurpose::Computing);
         self.each_gpu + computing.map_or(0, |(_, bytes)| *bytes)
     }
 
@@ -175,7 +175,7 @@ impl Needs {
 }
 
 /// Returns the tokens of context, the slots, and if all slots share one cache.
-fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
+fn room(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
     let slots = run.slots.unwrap_or(DEFAULT_SLOTS);
     let unified = run.is_one_pool();
     let context = run.context.unwrap_or(shape.context);
@@ -187,7 +187,7 @@ fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
 
 /// Predicts a model's needs with this llama-server and these flags. `projector`: bytes of the projector's
 /// file.
-pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> Needs {
+pub fn needs(shape: &ModelShape, run: &ServerRun, server: ServerBuild, projector: u64) -> MemoryNeeds {
     let gpus = server.has_gpu;
     let (context, slots, unified) = room(shape, run);
     let ubatch = run.ubatch.unwrap_or(DEFAULT_UBATCH).min(context);
@@ -204,51 +204,58 @@ pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> N
     let short = if run.whole_windows { context } else { (window * streams).min(context) };
     let (mut host, mut gpu) = ([0_u64; 6], [0_u64; 6]);
     let mut copied = 0;
-    let slot = |part: Part| part as usize;
+    let slot = |part: NeedPurpose| part as usize;
     for (index, layer) in (0..).zip(&shape.layers) {
         let on_gpu = index >= first_on_gpu;
         let host_experts = if on_gpu && index < run.host_experts { layer.experts } else { 0 };
         let tokens = if layer.windowed { short } else { context };
         let cache = run.key_type.bytes(layer.keys * tokens) + run.value_type.bytes(layer.values * tokens);
         let side = if on_gpu { &mut gpu } else { &mut host };
-        side[slot(Part::Weights)] += layer.bytes - host_experts;
-        side[slot(Part::State)] += layer.state * 4 * slots;
-        host[slot(Part::Weights)] += host_experts;
+        side[slot(NeedPurpose::Weights)] += layer.bytes - host_experts;
+        side[slot(NeedPurpose::State)] += layer.state * 4 * slots;
+        host[slot(NeedPurpose::Weights)] += host_experts;
         let side = if on_gpu && !run.cache_on_host { &mut gpu } else { &mut host };
-        side[slot(Part::Cache)] += cache;
+        side[slot(NeedPurpose::Cache)] += cache;
         if on_gpu {
             copied = copied.max(computing::half_copy_bytes(layer, run, server, tokens));
         }
     }
-    host[slot(Part::Weights)] += shape.input;
+    host[slot(NeedPurpose::Weights)] += shape.input;
     if first_on_gpu <= count {
-        gpu[slot(Part::Weights)] += if shape.tied { shape.input + shape.output } else { shape.output };
+        gpu[slot(NeedPurpose::Weights)] += if shape.tied { shape.input + shape.output } else { shape.output };
     } else {
-        host[slot(Part::Weights)] += shape.output;
+        host[slot(NeedPurpose::Weights)] += shape.output;
     }
     let computing = ComputeBuffers::of(shape, run, server, &BatchSizes { context, ubatch, slots, copied });
-    let uses_gpu = gpu[slot(Part::Weights)] > 0;
+    let uses_gpu = gpu[slot(NeedPurpose::Weights)] > 0;
     if uses_gpu {
-        gpu[slot(Part::Computing)] += computing.reserved;
+        gpu[slot(NeedPurpose::Computing)] += computing.reserved;
         // Transferred data: tokens, the mask, and the output rows.
-        host[slot(Part::Computing)] +=
+        host[slot(NeedPurpose::Computing)] +=
             ubatch * (context * 4 + shape.embedding * 4) + slots * shape.vocabulary * 4;
         if projector > 0 {
-            gpu[slot(Part::Projector)] += projector;
+            gpu[slot(NeedPurpose::Projector)] += projector;
         }
     } else {
-        host[slot(Part::Computing)] += computing.touched + slots * shape.vocabulary * 4;
-        host[slot(Part::Projector)] += projector;
+        host[slot(NeedPurpose::Computing)] += computing.touched + slots * shape.vocabulary * 4;
+        host[slot(NeedPurpose::Projector)] += projector;
     }
-    host[slot(Part::Fixed)] +=
+    host[slot(NeedPurpose::Fixed)] +=
         PROCESS_BYTES + shape.vocabulary * BYTES_PER_WORD + shape.merges * BYTES_PER_MERGE;
-    host[slot(Part::Fixed)] += if gpus { CUDA_HOST_BYTES } else { 0 };
-    let mapped = if run.no_mmap { 0 } else { std::mem::take(&mut host[slot(Part::Weights)]) };
-    let parts = [Part::Weights, Part::Cache, Part::State, Part::Computing, Part::Projector, Part::Fixed];
+    host[slot(NeedPurpose::Fixed)] += if gpus { CUDA_HOST_BYTES } else { 0 };
+    let mapped = if run.no_mmap { 0 } else { std::mem::take(&mut host[slot(NeedPurpose::Weights)]) };
+    let parts = [
+        NeedPurpose::Weights,
+        NeedPurpose::Cache,
+        NeedPurpose::State,
+        NeedPurpose::Computing,
+        NeedPurpose::Projector,
+        NeedPurpose::Fixed,
+    ];
     let listed = |side: [u64; 6]| {
         parts.iter().map(|part| (*part, side[slot(*part)])).filter(|(_, bytes)| *bytes > 0).collect()
     };
-    Needs {
+    MemoryNeeds {
         host: listed(host),
         mapped,
         gpu: listed(gpu),
@@ -257,6 +264,6 @@ pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> N
         context,
         slots,
         unknown: run.unknown.clone(),
-        measured: Measured::default(),
+        measured: MeasuredNeeds::default(),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// Memory-related flags; `None` means llama-server's default.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Run {
+pub struct ServerRun {
     /// Tokens of context of all slots together.
     pub context: Option<u64>,
     /// `--parallel`: number of slots.
@@ -107,7 +107,7 @@ impl CacheType {
 }
 
 /// Flags that take memory and that the book does not support.
-const UNKNOWN: [&str; 9] = [
+const UNSUPPORTED_FLAGS: [&str; 9] = [
     "--model-draft",
     "-md",
     "--spec-draft-model",
@@ -119,7 +119,7 @@ const UNKNOWN: [&str; 9] = [
     "-ot",
 ];
 
-impl Run {
+impl ServerRun {
     /// Returns true if all slots share one cache: by flag, or because llama-server chooses the number of
     /// slots.
     pub fn is_one_pool(&self) -> bool {
@@ -167,7 +167,7 @@ impl Run {
             positive(number(&["--n-cpu-moe", "-ncmoe"], "LLAMA_ARG_N_CPU_MOE")).unwrap_or(0)
         };
         let mut unknown: Vec<String> =
-            words.iter().filter(|word| UNKNOWN.contains(&word.as_str())).cloned().collect();
+            words.iter().filter(|word| UNSUPPORTED_FLAGS.contains(&word.as_str())).cloned().collect();
         let mut cache = |flags: &[&str], variable: &str| {
             let told = given(flags, variable);
             let known = told.as_deref().and_then(CacheType::of);

@@ -6,7 +6,7 @@ use crate::units::whole;
 
 /// Metadata of a GGUF file: numbers by key, lengths of arrays, and sizes of tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Described {
+pub struct GgufDescription {
     /// The architecture, such as `llama`.
     pub architecture: String,
     /// Numbers by key; arrays in order.
@@ -19,7 +19,7 @@ pub struct Described {
 
 /// Cache and tensors of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Layer {
+pub struct LayerShape {
     /// Key elements per token.
     pub keys: u64,
     /// Value elements per token.
@@ -36,11 +36,11 @@ pub struct Layer {
 
 /// Dimensions of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shape {
+pub struct ModelShape {
     /// The architecture, such as `llama`.
     pub architecture: String,
     /// Layers, first to last.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<LayerShape>,
     /// Bytes of the token embeddings, which stay on the host.
     pub input: u64,
     /// Bytes of the output tensors.
@@ -67,12 +67,12 @@ pub struct Shape {
 const WINDOW_PERIODS: [(&str, u64); 6] =
     [("gemma2", 2), ("gemma3", 6), ("gemma3n", 5), ("gpt-oss", 2), ("cohere2", 4), ("exaone4", 4)];
 
-impl Shape {
+impl ModelShape {
     /// Reads the dimensions from a file's metadata, with llama.cpp's defaults for missing values.
     ///
     /// # Errors
     /// A required number is missing; the text names it.
-    pub fn of(file: &Described) -> Result<Self, String> {
+    pub fn of(file: &GgufDescription) -> Result<Self, String> {
         let own = |name: &str| {
             let key = format!("{}.{name}", file.architecture);
             file.numbers.get(&key).map(|values| values.iter().map(|value| whole(*value)).collect::<Vec<_>>())
@@ -123,14 +123,14 @@ impl Shape {
         let shared = one("attention.shared_kv_layers").unwrap_or(0);
         let attends_every = one("full_attention_interval");
         let state = recurrent_state(&own);
-        let mut layers: Vec<Layer> = (0..count)
+        let mut layers: Vec<LayerShape> = (0..count)
             .map(|layer| {
                 let kv_heads = of_layer(&kv_heads, layer).unwrap_or(heads);
                 let has_heads = of_layer(&head_counts, layer).is_none_or(|heads| heads > 0);
                 let attends = attends_every.is_none_or(|every| (layer + 1) % every.max(1) == 0);
                 let keeps = layer < count - shared.min(count) && layer < count - drafts.min(count);
                 if kv_heads == 0 || !has_heads || !attends {
-                    return Layer { state, ..Layer::default() };
+                    return LayerShape { state, ..LayerShape::default() };
                 }
                 let windowed = is_windowed(layer);
                 let (key, value) =
@@ -139,7 +139,11 @@ impl Shape {
                     Some(_) => (key, 0),
                     None => (key * kv_heads, value * kv_heads),
                 };
-                if keeps { Layer { keys, values, windowed, ..Layer::default() } } else { Layer::default() }
+                if keeps {
+                    LayerShape { keys, values, windowed, ..LayerShape::default() }
+                } else {
+                    LayerShape::default()
+                }
             })
             .collect();
         let (mut input, mut output, mut has_output) = (0, 0, false);

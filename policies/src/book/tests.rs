@@ -11,9 +11,9 @@ use crate::units::exact;
 const GIB: u64 = 1 << 30;
 
 /// Describes a file.
-fn file(architecture: &str, numbers: &[(&str, &[f64])], words: u64) -> Described {
+fn file(architecture: &str, numbers: &[(&str, &[f64])], words: u64) -> GgufDescription {
     let key = |name: &str| format!("{architecture}.{name}");
-    Described {
+    GgufDescription {
         architecture: architecture.to_owned(),
         numbers: numbers.iter().map(|(name, values)| (key(name), values.to_vec())).collect(),
         lengths: [("tokenizer.ggml.tokens".to_owned(), words)].into(),
@@ -22,7 +22,7 @@ fn file(architecture: &str, numbers: &[(&str, &[f64])], words: u64) -> Described
 }
 
 /// An 8B model: 32 layers, 8 heads of 128 for keys and values.
-fn eight_billion() -> Described {
+fn eight_billion() -> GgufDescription {
     let mut of = file(
         "llama",
         &[
@@ -41,24 +41,24 @@ fn eight_billion() -> Described {
     of
 }
 
-fn run(words: &str) -> Run {
+fn run(words: &str) -> ServerRun {
     let args: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
-    Run::of(&args, &BTreeMap::new())
+    ServerRun::of(&args, &BTreeMap::new())
 }
 
 /// Returns the needs with the newest build.
-fn needs(shape: &Shape, run: &Run, has_gpu: bool, projector: u64) -> Needs {
+fn needs(shape: &ModelShape, run: &ServerRun, has_gpu: bool, projector: u64) -> MemoryNeeds {
     super::needs(shape, run, ServerBuild::newest(has_gpu), projector)
 }
 
-fn of(side: &[(Part, u64)], part: Part) -> u64 {
+fn of(side: &[(NeedPurpose, u64)], part: NeedPurpose) -> u64 {
     side.iter().find(|(known, _)| *known == part).map_or(0, |(_, bytes)| *bytes)
 }
 
 #[test]
 fn the_cache_of_a_dense_model_is_what_llama_cpp_says_at_its_start() {
-    let shape = Shape::of(&eight_billion()).unwrap();
-    let cache = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, Part::Cache);
+    let shape = ModelShape::of(&eight_billion()).unwrap();
+    let cache = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, NeedPurpose::Cache);
     assert_eq!(cache("-c 8192 -np 1"), GIB, "llama_kv_cache: size = 1024.00 MiB (8192 cells, 32 layers)");
     assert_eq!(cache("-c 8192 -np 4"), GIB);
     assert_eq!(cache("-c 8192 -np 1 -ctk q8_0 -ctv q8_0"), 544 * MIB, "size = 544.00 MiB");
@@ -66,17 +66,24 @@ fn the_cache_of_a_dense_model_is_what_llama_cpp_says_at_its_start() {
     assert_eq!(cache("-c 1000 -np 3 -no-kvu"), 3 * 512 * 131_072, "each slot has a multiple of 256");
     assert_eq!(cache("-np 1"), 16 * GIB, "as long as it was made for");
     let halved = needs(&shape, &run("-c 8192 -np 1 -ngl 17"), true, 0);
-    assert_eq!((of(&halved.gpu, Part::Cache), of(&halved.host, Part::Cache)), (GIB / 2, GIB / 2));
+    assert_eq!(
+        (of(&halved.gpu, NeedPurpose::Cache), of(&halved.host, NeedPurpose::Cache)),
+        (GIB / 2, GIB / 2)
+    );
     let kept = needs(&shape, &run("-c 8192 -np 1 -nkvo"), true, 0);
-    assert_eq!((of(&kept.gpu, Part::Cache), of(&kept.host, Part::Cache)), (0, GIB));
+    assert_eq!((of(&kept.gpu, NeedPurpose::Cache), of(&kept.host, NeedPurpose::Cache)), (0, GIB));
 }
 
 #[test]
 fn weights_are_where_their_layers_are() {
-    let shape = Shape::of(&eight_billion()).unwrap();
+    let shape = ModelShape::of(&eight_billion()).unwrap();
     let weights = |words: &str| {
         let needs = needs(&shape, &run(words), true, 0);
-        (of(&needs.gpu, Part::Weights) / MIB, needs.mapped / MIB, of(&needs.host, Part::Weights) / MIB)
+        (
+            of(&needs.gpu, NeedPurpose::Weights) / MIB,
+            needs.mapped / MIB,
+            of(&needs.host, NeedPurpose::Weights) / MIB,
+        )
     };
     assert_eq!(weights("-c 4096"), (32 * 130 + 410, 280, 0));
     assert_eq!(weights("-c 4096 -ngl 99 --no-mmap"), (32 * 130 + 410, 0, 280));
@@ -85,12 +92,12 @@ fn weights_are_where_their_layers_are() {
     assert_eq!(weights("-c 4096 -ngl 0"), (0, 280 + 410 + 32 * 130, 0));
     let without = needs(&shape, &run("-c 4096"), false, 100 * MIB);
     assert!(!without.uses_gpu() && without.gpu_bytes(1) == 0);
-    assert_eq!(of(&without.host, Part::Projector), 100 * MIB);
+    assert_eq!(of(&without.host, NeedPurpose::Projector), 100 * MIB);
     // A model with tied embeddings needs the tensor twice if input and output are on different devices.
     let mut tied = eight_billion();
     tied.tensors.pop();
-    let tied = Shape::of(&tied).unwrap();
-    assert_eq!(of(&needs(&tied, &run("-c 4096"), true, 0).gpu, Part::Weights) / MIB, 32 * 130 + 280);
+    let tied = ModelShape::of(&tied).unwrap();
+    assert_eq!(of(&needs(&tied, &run("-c 4096"), true, 0).gpu, NeedPurpose::Weights) / MIB, 32 * 130 + 280);
 }
 
 #[test]
@@ -99,8 +106,8 @@ fn experts_stay_on_the_host_where_that_is_wished() {
     for layer in 0..32 {
         described.tensors.push((format!("blk.{layer}.ffn_up_exps.weight"), 500 * MIB));
     }
-    let shape = Shape::of(&described).unwrap();
-    let on_gpu = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, Part::Weights) / MIB;
+    let shape = ModelShape::of(&described).unwrap();
+    let on_gpu = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, NeedPurpose::Weights) / MIB;
     assert_eq!(on_gpu("-c 4096"), 32 * 630 + 410);
     assert_eq!(on_gpu("-c 4096 --n-cpu-moe 12"), 32 * 630 + 410 - 12 * 500);
     assert_eq!(on_gpu("-c 4096 --cpu-moe"), 32 * 130 + 410);
@@ -121,9 +128,9 @@ fn windows_recurrence_and_shared_layers_keep_less() {
         ],
         262_144,
     );
-    let cells = |described: &Described, words: &str| {
-        let shape = Shape::of(described).unwrap();
-        of(&needs(&shape, &run(words), false, 0).host, Part::Cache) / (2 * 2 * 1024)
+    let cells = |described: &GgufDescription, words: &str| {
+        let shape = ModelShape::of(described).unwrap();
+        of(&needs(&shape, &run(words), false, 0).host, NeedPurpose::Cache) / (2 * 2 * 1024)
     };
     // Two layers with full attention, ten with their window and one micro-batch.
     assert_eq!(cells(&gemma, "-c 32768 -np 1"), 2 * 32_768 + 10 * 1536);
@@ -150,17 +157,17 @@ fn windows_recurrence_and_shared_layers_keep_less() {
         ],
         1000,
     );
-    let shape = Shape::of(&hybrid).unwrap();
+    let shape = ModelShape::of(&hybrid).unwrap();
     let needs = needs(&shape, &run("-c 4096 -np 2"), false, 0);
-    assert_eq!(of(&needs.host, Part::Cache), 2 * 4096 * 2 * 1024);
-    assert_eq!(of(&needs.host, Part::State), 6 * 2 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096));
+    assert_eq!(of(&needs.host, NeedPurpose::Cache), 2 * 4096 * 2 * 1024);
+    assert_eq!(of(&needs.host, NeedPurpose::State), 6 * 2 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096));
 }
 
 #[test]
 fn a_file_that_lacks_what_all_have_is_told_in_words() {
-    assert!(Shape::of(&Described::default()).unwrap_err().contains("general.architecture"));
+    assert!(ModelShape::of(&GgufDescription::default()).unwrap_err().contains("general.architecture"));
     let none = file("llama", &[("embedding_length", &[64.0])], 0);
-    assert!(Shape::of(&none).unwrap_err().contains("llama.block_count"));
+    assert!(ModelShape::of(&none).unwrap_err().contains("llama.block_count"));
 }
 
 #[test]
@@ -179,28 +186,32 @@ fn flags_are_read_as_llama_server_reads_them() {
     );
     let env = [("LLAMA_ARG_CTX_SIZE", "2048"), ("LLAMA_ARG_N_GPU_LAYERS", "7"), ("LLAMA_ARG_SWA_FULL", "1")];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    let told = Run::of(&[], &env);
+    let told = ServerRun::of(&[], &env);
     assert_eq!(
         (told.context, told.gpu_layers, told.whole_windows),
         (Some(2048), Some(GpuLayers::Last(7)), true)
     );
-    assert_eq!(run("-c 0 -np -1"), Run::default());
+    assert_eq!(run("-c 0 -np -1"), ServerRun::default());
 }
 
 /// A model of this many GiB.
-fn wanted(name: &str, gib: u64) -> Wanted {
-    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], each_gpu: GIB / 2, ..Needs::default() };
-    Wanted { name: name.to_owned(), needs, gpus: Vec::new(), may_split: true }
+fn wanted(name: &str, gib: u64) -> PlacementRequest {
+    let needs = MemoryNeeds {
+        gpu: vec![(NeedPurpose::Weights, gib * GIB)],
+        each_gpu: GIB / 2,
+        ..MemoryNeeds::default()
+    };
+    PlacementRequest { name: name.to_owned(), needs, gpus: Vec::new(), may_split: true }
 }
 
-fn machine(gpus: &[u64]) -> Machine {
-    Machine { host: 64 * GIB, gpus: gpus.iter().map(|gib| gib * GIB).collect() }
+fn machine(gpus: &[u64]) -> MachineCapacity {
+    MachineCapacity { host: 64 * GIB, gpus: gpus.iter().map(|gib| gib * GIB).collect() }
 }
 
 #[test]
 fn one_gpu_is_preferred_pins_hold_and_the_large_ones_are_spread() {
-    let places = |machine: &Machine, all: &[Wanted]| {
-        let all: Vec<&Wanted> = all.iter().collect();
+    let places = |machine: &MachineCapacity, all: &[PlacementRequest]| {
+        let all: Vec<&PlacementRequest> = all.iter().collect();
         fit(machine, &all).map(|mut fits| {
             fits.sort_by(|a, b| a.name.cmp(&b.name));
             fits.into_iter()
@@ -211,23 +222,23 @@ fn one_gpu_is_preferred_pins_hold_and_the_large_ones_are_spread() {
     let two = machine(&[24, 24]);
     assert_eq!(places(&two, &[wanted("a", 20), wanted("b", 20)]), Ok(vec![vec![0], vec![1]]));
     assert_eq!(places(&two, &[wanted("a", 40)]), Ok(vec![vec![0, 1]]));
-    let pinned = Wanted { gpus: vec![0], ..wanted("b", 20) };
+    let pinned = PlacementRequest { gpus: vec![0], ..wanted("b", 20) };
     assert_eq!(places(&two, &[wanted("a", 20), pinned.clone()]), Ok(vec![vec![1], vec![0]]));
     // The larger model would take the only allowed place of the pinned one.
     assert_eq!(places(&machine(&[24, 12]), &[wanted("a", 9), pinned]), Ok(vec![vec![1], vec![0]]));
-    let whole = Wanted { may_split: false, ..wanted("a", 40) };
+    let whole = PlacementRequest { may_split: false, ..wanted("a", 40) };
     assert_eq!(
         places(&two, &[whole]),
-        Err(Misfit::Gpu { name: "a".to_owned(), needed: 40 * GIB + GIB / 2, left: 24 * GIB })
+        Err(FitError::Gpu { name: "a".to_owned(), needed: 40 * GIB + GIB / 2, left: 24 * GIB })
     );
     let three = [wanted("a", 14), wanted("b", 14), wanted("c", 19)];
     assert!(
-        matches!(places(&two, &three), Err(Misfit::Gpu { .. })),
+        matches!(places(&two, &three), Err(FitError::Gpu { .. })),
         "48.5 GiB and the second context are more than 48"
     );
-    let host = Needs { host: vec![(Part::Cache, 65 * GIB)], ..Needs::default() };
-    let host = Wanted { name: "h".to_owned(), needs: host, gpus: Vec::new(), may_split: true };
-    assert_eq!(places(&two, &[host]), Err(Misfit::Host { needed: 65 * GIB, there: 64 * GIB }));
+    let host = MemoryNeeds { host: vec![(NeedPurpose::Cache, 65 * GIB)], ..MemoryNeeds::default() };
+    let host = PlacementRequest { name: "h".to_owned(), needs: host, gpus: Vec::new(), may_split: true };
+    assert_eq!(places(&two, &[host]), Err(FitError::Host { needed: 65 * GIB, there: 64 * GIB }));
 }
 
 proptest! {
@@ -237,12 +248,12 @@ proptest! {
         models in proptest::collection::vec((1_u64..40, any::<bool>(), proptest::option::of(0_usize..5)), 0..6),
     ) {
         let machine = machine(&gpus);
-        let all: Vec<Wanted> = models.iter().enumerate().map(|(index, (gib, may_split, pin))| Wanted {
+        let all: Vec<PlacementRequest> = models.iter().enumerate().map(|(index, (gib, may_split, pin))| PlacementRequest {
             gpus: pin.iter().copied().collect(),
             may_split: *may_split,
             ..wanted(&format!("m{index}"), *gib)
         }).collect();
-        let all: Vec<&Wanted> = all.iter().collect();
+        let all: Vec<&PlacementRequest> = all.iter().collect();
         if let Ok(fits) = fit(&machine, &all) {
             prop_assert_eq!(fits.len(), all.len());
             for (gpu, room) in machine.gpus.iter().enumerate() {
@@ -261,7 +272,7 @@ proptest! {
 
     #[test]
     fn more_context_slots_or_layers_never_need_less(context in 256_u64..65_536, slots in 1_u64..8, layers in 0_u64..34) {
-        let shape = Shape::of(&eight_billion()).unwrap();
+        let shape = ModelShape::of(&eight_billion()).unwrap();
         let total = |context: u64, slots: u64, layers: u64| {
             let needs = needs(&shape, &run(&format!("-c {context} -np {slots} -ngl {layers}")), true, 0);
             (needs.host_bytes() + needs.mapped + needs.gpu_bytes(1), needs.gpu_bytes(1))
@@ -275,31 +286,31 @@ proptest! {
 #[test]
 fn what_was_measured_counts_in_the_place_of_what_was_planned() {
     let gpu = |index: u32| MemoryKind::Vram(GpuIndex(index));
-    let held = |series, most| Held { series, ready: most / 2, most };
-    let planned = Needs {
-        host: vec![(Part::Fixed, 100)],
-        gpu: vec![(Part::Weights, 1000)],
+    let held = |series, most| HeldMemory { series, ready: most / 2, most };
+    let planned = MemoryNeeds {
+        host: vec![(NeedPurpose::Fixed, 100)],
+        gpu: vec![(NeedPurpose::Weights, 1000)],
         each_gpu: 50,
-        ..Needs::default()
+        ..MemoryNeeds::default()
     };
     assert_eq!((planned.host_bytes(), planned.gpu_bytes(1), planned.gpu_bytes(2)), (100, 1050, 1100));
     let seen = [held(MemoryKind::Host, 90), held(gpu(0), 700), held(gpu(1), 300)];
-    let measured = Measured::of(&seen, &[(gpu(0), 800), (MemoryKind::Host, 80)]);
-    assert_eq!(measured, Measured { host: Some(90), gpu: Some((1000, 2)) }, "the larger one of both");
-    let needs = Needs { measured, ..planned.clone() };
+    let measured = MeasuredNeeds::of(&seen, &[(gpu(0), 800), (MemoryKind::Host, 80)]);
+    assert_eq!(measured, MeasuredNeeds { host: Some(90), gpu: Some((1000, 2)) }, "the larger one of both");
+    let needs = MemoryNeeds { measured, ..planned.clone() };
     assert_eq!((needs.host_bytes(), needs.gpu_bytes(2), needs.gpu_bytes(3)), (90, 1000, 1050));
     assert_eq!((needs.planned_host(), needs.planned_gpu(2)), (100, 1100));
     // Without a reading, the GPU needs are as planned.
-    let host_only = Needs { measured: Measured::of(&seen[..1], &[]), ..planned };
+    let host_only = MemoryNeeds { measured: MeasuredNeeds::of(&seen[..1], &[]), ..planned };
     assert_eq!((host_only.host_bytes(), host_only.gpu_bytes(1)), (90, 1050));
     // Less than the contexts of the GPUs: no number becomes negative.
-    let tiny = Needs { measured: Measured { host: None, gpu: Some((10, 1)) }, ..needs };
-    let wanted = Wanted { name: "m".to_owned(), needs: tiny, gpus: Vec::new(), may_split: true };
-    assert!(fit(&Machine { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
+    let tiny = MemoryNeeds { measured: MeasuredNeeds { host: None, gpu: Some((10, 1)) }, ..needs };
+    let wanted = PlacementRequest { name: "m".to_owned(), needs: tiny, gpus: Vec::new(), may_split: true };
+    assert!(fit(&MachineCapacity { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
 }
 
 /// Gemma 3 270M: a large vocabulary, three layers with full attention and fifteen with a window of 512.
-fn gemma_270m() -> Shape {
+fn gemma_270m() -> ModelShape {
     let mut described = file(
         "gemma3",
         &[
@@ -316,7 +327,7 @@ fn gemma_270m() -> Shape {
         262_144,
     );
     described.tensors.push(("token_embd.weight".to_owned(), 170 * MIB));
-    Shape::of(&described).unwrap()
+    ModelShape::of(&described).unwrap()
 }
 
 #[test]
@@ -326,22 +337,26 @@ fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_sl
     let host = |server| super::needs(&shape, &run("-c 8192 -np 1"), server, 0);
     let (newest, older) = (host(ServerBuild::newest(false)), host(old(false)));
     // llama-server logs "CPU compute buffer size = 26.77 MiB", and its output buffer has 1.00 MiB.
-    let touched = of(&newest.host, Part::Computing);
+    let touched = of(&newest.host, NeedPurpose::Computing);
     assert!((22 * MIB..30 * MIB).contains(&touched), "{touched}");
-    assert_eq!(touched, of(&older.host, Part::Computing), "what is never touched is no need of the host");
+    assert_eq!(
+        touched,
+        of(&older.host, NeedPurpose::Computing),
+        "what is never touched is no need of the host"
+    );
     assert_eq!(newest.untouched, 0);
     let of_archive = ServerBuild { number: Some(0), ..ServerBuild::newest(false) };
     assert_eq!(host(of_archive), newest, "an archive without a history has no number that says its age");
     assert!(older.untouched > 480 * MIB, "{}", older.untouched);
     // A GPU allocates all reserved bytes.
     let vocabulary = 4 * 512 * (262_144 + 640);
-    assert_eq!(of(&host(old(true)).gpu, Part::Computing), vocabulary);
-    assert!(of(&host(ServerBuild::newest(true)).gpu, Part::Computing) < 30 * MIB);
+    assert_eq!(of(&host(old(true)).gpu, NeedPurpose::Computing), vocabulary);
+    assert!(of(&host(ServerBuild::newest(true)).gpu, NeedPurpose::Computing) < 30 * MIB);
     assert_eq!(host(old(true)).untouched, 0);
     // An embedding request reads the output of each token.
     for flag in ["--embeddings", "--reranking", "--pooling mean"] {
         let needs = needs(&shape, &run(&format!("-c 8192 -np 1 {flag}")), false, 0);
-        assert!(of(&needs.host, Part::Computing) >= vocabulary && needs.untouched == 0, "{flag}");
+        assert!(of(&needs.host, NeedPurpose::Computing) >= vocabulary && needs.untouched == 0, "{flag}");
     }
     assert_eq!(run("--pooling none").outputs, OutputDemand::LastToken);
 }
@@ -349,8 +364,8 @@ fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_sl
 #[test]
 fn a_real_process_of_each_kind_of_vocabulary_holds_what_is_fixed() {
     let fixed = |words: u64, merges: u64| {
-        let shape = Shape { vocabulary: words, merges, ..gemma_270m() };
-        of(&needs(&shape, &run("-c 512"), false, 0).host, Part::Fixed) / MIB
+        let shape = ModelShape { vocabulary: words, merges, ..gemma_270m() };
+        of(&needs(&shape, &run("-c 512"), false, 0).host, NeedPurpose::Fixed) / MIB
     };
     // Heap and small mappings after prompts: 57 MiB of Gemma 3 270M, 24 MiB of SmolLM2-135M.
     assert!(fixed(262_144, 0).abs_diff(57) <= 8);
@@ -370,10 +385,10 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
         1000,
     );
     described.tensors.push(("output.weight".to_owned(), MIB));
-    let shape = Shape::of(&described).unwrap();
+    let shape = ModelShape::of(&described).unwrap();
     let computing = |words: &str, server| {
         let needs = super::needs(&shape, &run(&format!("-c 131072 -np 1 {words}")), server, 0);
-        (of(&needs.gpu, Part::Computing), of(&needs.host, Part::Computing))
+        (of(&needs.gpu, NeedPurpose::Computing), of(&needs.host, NeedPurpose::Computing))
     };
     let newest = ServerBuild::newest(true);
     let plain = computing("-fa on", newest);
@@ -401,7 +416,7 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
     // The layer with the largest cache counts: windowed layers keep less.
     let gemma = gemma_270m();
     let of_gemma = |words: &str| {
-        of(&needs(&gemma, &run(&format!("-c 1048576 -np 1 {words}")), true, 0).gpu, Part::Computing)
+        of(&needs(&gemma, &run(&format!("-c 1048576 -np 1 {words}")), true, 0).gpu, NeedPurpose::Computing)
     };
     let inner = 4 * 512 * 3 * 2048;
     assert_eq!(of_gemma("-ctk q8_0 -ctv q8_0") - of_gemma(""), 1_048_576 * 2 * 256 * 2 - inner);
@@ -409,22 +424,22 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
 
 #[test]
 fn each_gpu_has_buffers_of_its_own() {
-    let needs = Needs {
-        gpu: vec![(Part::Weights, 40 * GIB), (Part::Computing, GIB)],
+    let needs = MemoryNeeds {
+        gpu: vec![(NeedPurpose::Weights, 40 * GIB), (NeedPurpose::Computing, GIB)],
         each_gpu: GIB / 2,
-        ..Needs::default()
+        ..MemoryNeeds::default()
     };
     assert_eq!(needs.gpu_bytes(1), 41 * GIB + GIB / 2);
     assert_eq!(needs.gpu_bytes(2), 43 * GIB);
-    let wanted = Wanted { name: "m".to_owned(), needs, gpus: Vec::new(), may_split: true };
+    let wanted = PlacementRequest { name: "m".to_owned(), needs, gpus: Vec::new(), may_split: true };
     assert!(fit(&machine(&[22, 22]), &[&wanted]).is_ok());
     assert!(fit(&machine(&[22, 20]), &[&wanted]).is_err(), "42 GiB are less than 43");
 }
 
 #[test]
 fn what_fills_up_later_is_told_beside_the_needs() {
-    let later = |shape: &Shape, words: &str| LaterMemory::of(shape, &run(words), Some(8 * GIB), 32);
-    let dense = later(&Shape::of(&eight_billion()).unwrap(), "-c 8192");
+    let later = |shape: &ModelShape, words: &str| LaterMemory::of(shape, &run(words), Some(8 * GIB), 32);
+    let dense = later(&ModelShape::of(&eight_billion()).unwrap(), "-c 8192");
     assert_eq!((dense.checkpoint_bytes(), dense.bytes()), (0, Some(8 * GIB)), "it can be cut anywhere");
     // llama-server logs "created context checkpoint 1 of 32 (…, size = 7.506 MiB)".
     let gemma = later(&gemma_270m(), "-c 8192 -np 4");
@@ -437,6 +452,9 @@ fn what_fills_up_later_is_told_beside_the_needs() {
         "no more than the context"
     );
     assert_eq!(LaterMemory { prompt_cache: None, ..gemma }.bytes(), None, "without a bound");
-    let recurrent = Shape { layers: vec![Layer { state: 1000, ..Layer::default() }; 3], ..Shape::default() };
+    let recurrent = ModelShape {
+        layers: vec![LayerShape { state: 1000, ..LayerShape::default() }; 3],
+        ..ModelShape::default()
+    };
     assert_eq!(later(&recurrent, "-np 2 -c 512").checkpoint_bytes(), 3 * 4000 * 2 * 32);
 }

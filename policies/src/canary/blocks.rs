@@ -4,27 +4,27 @@
 
 use std::collections::VecDeque;
 
-use super::Arm;
+use super::TrialArm;
 
 /// Values waiting for comparison.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Blocks<T> {
+pub(super) struct RequestBlocks<T> {
     serves: VecDeque<T>,
     tried: VecDeque<T>,
     most: usize,
 }
 
-impl<T> Blocks<T> {
+impl<T> RequestBlocks<T> {
     /// Creates blocks with at most `most` values of the serving build.
     pub(super) fn new(most: usize) -> Self {
         Self { serves: VecDeque::new(), tried: VecDeque::new(), most: most.max(1) }
     }
 
     /// Adds a value. Returns a complete block: one canary value and at least one of the serving build.
-    pub(super) fn note(&mut self, arm: Arm, value: T) -> Option<(T, Vec<T>)> {
+    pub(super) fn note(&mut self, arm: TrialArm, value: T) -> Option<(T, Vec<T>)> {
         let (own, other) = match arm {
-            Arm::Base => (&mut self.serves, &self.tried),
-            Arm::Canary => (&mut self.tried, &self.serves),
+            TrialArm::Base => (&mut self.serves, &self.tried),
+            TrialArm::Canary => (&mut self.tried, &self.serves),
         };
         if own.len() == self.most && other.is_empty() {
             own.pop_front();

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::growth::Growth;
+use crate::growth::SeriesGrowth;
 
 /// The two builds of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Arm {
+pub enum TrialArm {
     /// The serving build.
     Base,
     /// The canary build.
@@ -16,9 +16,9 @@ pub enum Arm {
 
 /// An ended request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Exchange {
+pub struct TrialExchange {
     /// Build that answered it.
-    pub arm: Arm,
+    pub arm: TrialArm,
     /// Number that identifies its conversation.
     pub conversation: u64,
     /// Failed through its build: a 5xx answer, or an aborted one.
@@ -31,9 +31,9 @@ pub struct Exchange {
 
 /// Memory of one build's processes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Memory {
+pub struct ArmMemory {
     /// State of each series.
-    pub growth: Vec<Growth>,
+    pub growth: Vec<SeriesGrowth>,
     /// Bytes of host memory when ready.
     pub host_at_ready: Option<u64>,
 }

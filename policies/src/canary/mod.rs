@@ -30,17 +30,17 @@ mod trial;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::facts::{Arm, Exchange, Memory};
-pub use self::report::{ArmReport, Report};
-pub use self::trial::Trial;
+pub use self::facts::{ArmMemory, TrialArm, TrialExchange};
+pub use self::report::{ArmReport, CanaryReport};
+pub use self::trial::CanaryTrial;
 
 /// Settings of canaries. `defaults.toml`, section `[canary]`, gives the reasons.
-pub type Numbers = crate::defaults::Canary;
+pub type CanaryConfig = crate::defaults::Canary;
 
 /// Verdict of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
-pub enum Verdict {
+pub enum CanaryVerdict {
     /// Neither answer is certain.
     Undecided {
         /// Missing evidence, or the reason of the end, in words.
@@ -55,7 +55,7 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
+impl CanaryVerdict {
     /// Creates an undecided verdict with one reason.
     pub fn undecided(why: impl Into<String>) -> Self {
         Self::Undecided { missing: vec![why.into()] }

@@ -6,7 +6,7 @@ use crate::growth;
 
 /// State of both builds, and the evidence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct CanaryReport {
     /// Serving build.
     pub base: ArmReport,
     /// Canary build.
@@ -49,5 +49,5 @@ pub struct ArmReport {
     /// Host memory of a fresh process, in bytes.
     pub host_at_ready: Option<u64>,
     /// Worst verdict of the detector; `None` before the first reading.
-    pub growth: Option<growth::Verdict>,
+    pub growth: Option<growth::GrowthVerdict>,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::evidence::MoreDeaths;
 use super::*;
-use crate::growth::{self, Growth, IntervalEstimate};
+use crate::growth::{self, IntervalEstimate, SeriesGrowth};
 use crate::sample::MemoryKind;
 use crate::world::SplitMix;
 
@@ -20,39 +20,40 @@ struct Made {
 const SOUND: Made = Made { fails: 0.0, slow: 1.0 };
 
 /// Settings as declared, except for memory, which these trials do not cover.
-fn numbers() -> Numbers {
-    Numbers { memory_requests: 0, ..crate::defaults().canary }
+fn numbers() -> CanaryConfig {
+    CanaryConfig { memory_requests: 0, ..crate::defaults().canary }
 }
 
-fn steady() -> Memory {
-    let growth = Growth { verdict: growth::Verdict::Steady, ..Growth::of(MemoryKind::Host) };
-    Memory { growth: vec![growth], host_at_ready: Some(1 << 30) }
+fn steady() -> ArmMemory {
+    let growth =
+        SeriesGrowth { verdict: growth::GrowthVerdict::Steady, ..SeriesGrowth::of(MemoryKind::Host) };
+    ArmMemory { growth: vec![growth], host_at_ready: Some(1 << 30) }
 }
 
-fn ready(numbers: Numbers) -> Trial {
-    let mut trial = Trial::new(numbers);
-    trial.memory(Arm::Base, steady());
-    trial.memory(Arm::Canary, steady());
+fn ready(numbers: CanaryConfig) -> CanaryTrial {
+    let mut trial = CanaryTrial::new(numbers);
+    trial.memory(TrialArm::Base, steady());
+    trial.memory(TrialArm::Canary, steady());
     trial
 }
 
 /// Plays a trial until it is over. Each conversation has some similar requests, like a person's; `noise` is
 /// the deviation of a latency's logarithm.
-fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (Verdict, u64) {
+fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (CanaryVerdict, u64) {
     let mut random = SplitMix::new(seed);
-    let mut trial = ready(Numbers { requests: 600, ..numbers() });
+    let mut trial = ready(CanaryConfig { requests: 600, ..numbers() });
     let mut conversation = 0_u64;
     loop {
         conversation += 1;
-        let arm = if random.chance(share) { Arm::Canary } else { Arm::Base };
-        let made = if arm == Arm::Canary { canary } else { base };
+        let arm = if random.chance(share) { TrialArm::Canary } else { TrialArm::Base };
+        let made = if arm == TrialArm::Canary { canary } else { base };
         // Noise of the prompt, constant over the turns.
         let own = random.normal() * noise;
         for _ in 0..=random.below(4) {
             let mut ms = |mean: f64| mean * made.slow * (own + random.normal() * noise / 4.0).exp();
             let (latency_ms, token_ms) = (Some(ms(300.0)), Some(ms(20.0)));
             let failed = random.chance(made.fails);
-            trial.note(&Exchange { arm, conversation, failed, latency_ms, token_ms });
+            trial.note(&TrialExchange { arm, conversation, failed, latency_ms, token_ms });
             let (verdict, over) = trial.judge(Duration::ZERO);
             if over {
                 return (verdict, trial.report().canary.requests);
@@ -115,9 +116,9 @@ fn a_build_that_is_slower_is_found_and_one_at_the_margin_is_not_called_as_good()
 fn requests_of_one_conversation_count_once_for_speeds() {
     let mut trial = ready(numbers());
     for _ in 0..1000 {
-        for (arm, conversation, ms) in [(Arm::Base, 1, 10.0), (Arm::Canary, 2, 900.0)] {
+        for (arm, conversation, ms) in [(TrialArm::Base, 1, 10.0), (TrialArm::Canary, 2, 900.0)] {
             let (latency_ms, token_ms) = (Some(ms), Some(ms));
-            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+            trial.note(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
         }
     }
     let (verdict, over) = trial.judge(Duration::ZERO);
@@ -154,58 +155,69 @@ fn builds_that_die_alike_are_called_deadlier_as_seldom_as_declared_and_worse_one
 
 #[test]
 fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
-    let worse = |trial: &Trial| match trial.judge(Duration::ZERO) {
-        (Verdict::Worse { reasons }, true) => reasons,
+    let worse = |trial: &CanaryTrial| match trial.judge(Duration::ZERO) {
+        (CanaryVerdict::Worse { reasons }, true) => reasons,
         (verdict, _) => panic!("{verdict:?}"),
     };
     let undecided =
-        |trial: &Trial| assert!(!trial.judge(Duration::ZERO).1, "{:?}", trial.judge(Duration::ZERO));
+        |trial: &CanaryTrial| assert!(!trial.judge(Duration::ZERO).1, "{:?}", trial.judge(Duration::ZERO));
     let mut trial = ready(numbers());
-    let request = |arm| Exchange { arm, conversation: 0, failed: false, latency_ms: None, token_ms: None };
+    let request =
+        |arm| TrialExchange { arm, conversation: 0, failed: false, latency_ms: None, token_ms: None };
     for _ in 0..9 {
-        trial.note(&request(Arm::Canary));
-        (0..9).for_each(|_| trial.note(&request(Arm::Base)));
+        trial.note(&request(TrialArm::Canary));
+        (0..9).for_each(|_| trial.note(&request(TrialArm::Base)));
     }
     for _ in 0..2 {
-        trial.died(Arm::Canary);
+        trial.died(TrialArm::Canary);
         undecided(&trial);
     }
-    trial.died(Arm::Canary);
+    trial.died(TrialArm::Canary);
     assert_eq!(worse(&trial), ["it died 3 times in 9 requests, the other 0 times in 81"]);
-    (0..3).for_each(|_| trial.died(Arm::Base));
+    (0..3).for_each(|_| trial.died(TrialArm::Base));
     undecided(&trial);
 
     let mut trial = ready(numbers());
-    trial.record_symptom(Arm::Canary, "nothing moves".into());
+    trial.record_symptom(TrialArm::Canary, "nothing moves".into());
     assert_eq!(worse(&trial), ["it is unwell, and the other is not: nothing moves"]);
-    trial.record_symptom(Arm::Base, "nothing moves".into());
+    trial.record_symptom(TrialArm::Base, "nothing moves".into());
     undecided(&trial);
 
     let leak = |low, high| {
         let slope = Some(IntervalEstimate { value: f64::midpoint(low, high), low, high });
-        let growth = Growth { verdict: growth::Verdict::Leaking, slope, ..Growth::of(MemoryKind::Host) };
-        Memory { growth: vec![growth], host_at_ready: None }
+        let growth = SeriesGrowth {
+            verdict: growth::GrowthVerdict::Leaking,
+            slope,
+            ..SeriesGrowth::of(MemoryKind::Host)
+        };
+        ArmMemory { growth: vec![growth], host_at_ready: None }
     };
     let mut trial = ready(numbers());
-    trial.memory(Arm::Canary, leak(10.0, 20.0));
+    trial.memory(TrialArm::Canary, leak(10.0, 20.0));
     assert_eq!(worse(&trial), ["it leaks host memory, and the other does not"]);
-    trial.memory(Arm::Base, leak(15.0, 25.0));
+    trial.memory(TrialArm::Base, leak(15.0, 25.0));
     undecided(&trial);
-    trial.memory(Arm::Base, leak(1.0, 2.0));
+    trial.memory(TrialArm::Base, leak(1.0, 2.0));
     assert_eq!(worse(&trial), ["both leak host memory, and it leaks more"]);
     assert_eq!(trial.report().canary.host_at_ready, Some(1 << 30));
 }
 
 #[test]
 fn a_trial_has_an_end_and_says_what_is_missing() {
-    let mut trial = Trial::new(Numbers { requests: 3, memory_requests: 400, ..numbers() });
+    let mut trial = CanaryTrial::new(CanaryConfig { requests: 3, memory_requests: 400, ..numbers() });
     let (verdict, over) = trial.judge(Duration::ZERO);
     assert!(!over);
     insta::assert_snapshot!(verdict.words().join("\n"));
     assert!(trial.judge(numbers().time).1, "time");
     for conversation in 0..3 {
         let (latency_ms, token_ms) = (Some(1.0), None);
-        trial.note(&Exchange { arm: Arm::Canary, conversation, failed: false, latency_ms, token_ms });
+        trial.note(&TrialExchange {
+            arm: TrialArm::Canary,
+            conversation,
+            failed: false,
+            latency_ms,
+            token_ms,
+        });
     }
     let (verdict, over) = trial.judge(Duration::ZERO);
     assert!(over && !verdict.is_decided(), "{verdict:?}");
@@ -214,17 +226,17 @@ fn a_trial_has_an_end_and_says_what_is_missing() {
 
 #[test]
 fn memory_that_had_no_time_to_show_itself_is_missing() {
-    let mut trial = ready(Numbers { memory_requests: 300, ..numbers() });
+    let mut trial = ready(CanaryConfig { memory_requests: 300, ..numbers() });
     for conversation in 0..300 {
         let (verdict, _) = trial.judge(Duration::ZERO);
-        assert_ne!(verdict, Verdict::BetterOrEqual, "after {conversation}");
-        for arm in [Arm::Base, Arm::Canary] {
+        assert_ne!(verdict, CanaryVerdict::BetterOrEqual, "after {conversation}");
+        for arm in [TrialArm::Base, TrialArm::Canary] {
             let (latency_ms, token_ms) = (Some(5.0), Some(5.0));
-            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+            trial.note(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
         }
     }
-    assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
-    trial.memory(Arm::Canary, Memory::default());
+    assert_eq!(trial.judge(Duration::ZERO), (CanaryVerdict::BetterOrEqual, true));
+    trial.memory(TrialArm::Canary, ArmMemory::default());
     let (verdict, over) = trial.judge(Duration::ZERO);
     assert!(!over && verdict.words() == ["a reading of its memory"], "{verdict:?}");
 }
@@ -233,17 +245,17 @@ fn memory_that_had_no_time_to_show_itself_is_missing() {
 fn what_has_no_tokens_is_judged_without_them() {
     let mut trial = ready(numbers());
     for conversation in 0..400 {
-        for arm in [Arm::Base, Arm::Canary] {
+        for arm in [TrialArm::Base, TrialArm::Canary] {
             let (latency_ms, token_ms) = (Some(5.0), None);
-            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+            trial.note(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
         }
     }
-    assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
+    assert_eq!(trial.judge(Duration::ZERO), (CanaryVerdict::BetterOrEqual, true));
 }
 
 #[test]
 fn a_verdict_is_one_flat_object() {
-    let json = serde_json::to_value(Verdict::worse("x")).unwrap();
+    let json = serde_json::to_value(CanaryVerdict::worse("x")).unwrap();
     assert_eq!(json, serde_json::json!({"verdict": "worse", "reasons": ["x"]}));
-    assert_eq!(serde_json::from_value::<Verdict>(json).unwrap(), Verdict::worse("x"));
+    assert_eq!(serde_json::from_value::<CanaryVerdict>(json).unwrap(), CanaryVerdict::worse("x"));
 }

@@ -3,12 +3,12 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use super::blocks::Blocks;
+use super::blocks::RequestBlocks;
 use super::evidence::{MoreDeaths, MoreFailures, PositiveMean};
-use super::report::{ArmReport, QuestionEvidence, Report};
-use super::{Arm, Exchange, Memory, Numbers, Verdict};
+use super::report::{ArmReport, CanaryReport, QuestionEvidence};
+use super::{ArmMemory, CanaryConfig, CanaryVerdict, TrialArm, TrialExchange};
 use crate::growth::stats::median;
-use crate::growth::{self, Growth};
+use crate::growth::{self, SeriesGrowth};
 use crate::units;
 
 /// Answers without a token count after which none is expected: embeddings have none.
@@ -23,12 +23,12 @@ const CONVERSATIONS_MOST: usize = 65_536;
 
 /// Trial of a canary build against the serving one.
 #[derive(Clone, Debug)]
-pub struct Trial {
-    numbers: Numbers,
-    base: Side,
-    canary: Side,
-    seen: HashSet<(Arm, u64)>,
-    failures: Blocks<bool>,
+pub struct CanaryTrial {
+    numbers: CanaryConfig,
+    base: ArmState,
+    canary: ArmState,
+    seen: HashSet<(TrialArm, u64)>,
+    failures: RequestBlocks<bool>,
     more: MoreFailures,
     not_many_more: PositiveMean,
     deadlier: MoreDeaths,
@@ -41,27 +41,27 @@ pub struct Trial {
 
 /// State of one build.
 #[derive(Clone, Debug, Default)]
-struct Side {
+struct ArmState {
     report: ArmReport,
     latencies: VecDeque<f64>,
     paces: VecDeque<f64>,
-    growth: Vec<Growth>,
+    growth: Vec<SeriesGrowth>,
 }
 
 /// Comparison of one speed.
 #[derive(Clone, Debug)]
 struct SpeedComparison {
-    blocks: Blocks<f64>,
+    blocks: RequestBlocks<f64>,
     slower: PositiveMean,
     not_slower: PositiveMean,
     margin: f64,
 }
 
 impl SpeedComparison {
-    fn new(numbers: &Numbers) -> Self {
+    fn new(numbers: &CanaryConfig) -> Self {
         let margin = 1.0 + numbers.slower.max(0.0);
         Self {
-            blocks: Blocks::new(numbers.beside),
+            blocks: RequestBlocks::new(numbers.beside),
             slower: PositiveMean::new(),
             not_slower: PositiveMean::new(),
             margin,
@@ -70,7 +70,7 @@ impl SpeedComparison {
 
     /// Adds a duration in milliseconds. A canary that takes `margin` times as long loses half of the
     /// comparisons.
-    fn note(&mut self, arm: Arm, ms: f64) {
+    fn note(&mut self, arm: TrialArm, ms: f64) {
         let Some((tried, others)) = self.blocks.note(arm, ms) else { return };
         let lost = |other: f64| match tried.total_cmp(&(other * self.margin)) {
             std::cmp::Ordering::Less => 0.0,
@@ -84,15 +84,15 @@ impl SpeedComparison {
     }
 }
 
-impl Trial {
+impl CanaryTrial {
     /// Creates a trial without evidence.
-    pub fn new(numbers: Numbers) -> Self {
+    pub fn new(numbers: CanaryConfig) -> Self {
         Self {
             numbers,
-            base: Side::default(),
-            canary: Side::default(),
+            base: ArmState::default(),
+            canary: ArmState::default(),
             seen: HashSet::new(),
-            failures: Blocks::new(numbers.beside),
+            failures: RequestBlocks::new(numbers.beside),
             more: MoreFailures::new(),
             not_many_more: PositiveMean::new(),
             deadlier: MoreDeaths::new(),
@@ -103,22 +103,22 @@ impl Trial {
         }
     }
 
-    fn side(&mut self, arm: Arm) -> &mut Side {
+    fn side(&mut self, arm: TrialArm) -> &mut ArmState {
         match arm {
-            Arm::Base => &mut self.base,
-            Arm::Canary => &mut self.canary,
+            TrialArm::Base => &mut self.base,
+            TrialArm::Canary => &mut self.canary,
         }
     }
 
     /// Records an ended request. Requests that say nothing about the build (client left, refused) must not
     /// be passed.
-    pub fn note(&mut self, exchange: &Exchange) {
-        let Exchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
+    pub fn note(&mut self, exchange: &TrialExchange) {
+        let TrialExchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
         let shown = self.numbers.shown;
         let fresh = self.seen.len() < CONVERSATIONS_MOST && self.seen.insert((arm, conversation));
         let sound = |ms: &f64| ms.is_finite() && *ms >= 0.0 && !failed;
         let (latency_ms, token_ms) = (latency_ms.filter(sound), token_ms.filter(sound));
-        if arm == Arm::Base {
+        if arm == TrialArm::Base {
             self.slowest_ms = self.slowest_ms.max(latency_ms.unwrap_or(0.0));
         }
         let side = self.side(arm);
@@ -126,7 +126,7 @@ impl Trial {
         side.report.failures += u64::from(failed);
         push_bounded(&mut side.latencies, latency_ms, shown);
         push_bounded(&mut side.paces, token_ms, shown);
-        if arm == Arm::Canary && !failed && self.canary.paces.is_empty() {
+        if arm == TrialArm::Canary && !failed && self.canary.paces.is_empty() {
             self.paceless += 1;
         }
         if let Some((tried, others)) = self.failures.note(arm, failed) {
@@ -146,16 +146,16 @@ impl Trial {
     }
 
     /// Records the death of a build's process through its own fault.
-    pub fn died(&mut self, arm: Arm) {
+    pub fn died(&mut self, arm: TrialArm) {
         // The running request is not counted yet.
-        let work = |side: &Side| units::exact(side.report.requests + 1);
+        let work = |side: &ArmState| units::exact(side.report.requests + 1);
         let (tried, other) = (work(&self.canary), work(&self.base));
-        self.deadlier.note(arm == Arm::Canary, tried / (tried + other));
+        self.deadlier.note(arm == TrialArm::Canary, tried / (tried + other));
         self.side(arm).report.deaths += 1;
     }
 
     /// Records a symptom of a build's process.
-    pub fn record_symptom(&mut self, arm: Arm, words: String) {
+    pub fn record_symptom(&mut self, arm: TrialArm, words: String) {
         let most = self.numbers.beside;
         let unwell = &mut self.side(arm).report.unwell;
         if !unwell.contains(&words) && unwell.len() < most {
@@ -164,7 +164,7 @@ impl Trial {
     }
 
     /// Records a build's present memory.
-    pub fn memory(&mut self, arm: Arm, memory: Memory) {
+    pub fn memory(&mut self, arm: TrialArm, memory: ArmMemory) {
         let side = self.side(arm);
         side.report.growth = memory.growth.iter().map(|growth| growth.verdict).max();
         side.report.host_at_ready = memory.host_at_ready.or(side.report.host_at_ready);
@@ -178,16 +178,16 @@ impl Trial {
     }
 
     /// Returns the verdict after this time, and true if the trial is over.
-    pub fn judge(&self, elapsed: Duration) -> (Verdict, bool) {
+    pub fn judge(&self, elapsed: Duration) -> (CanaryVerdict, bool) {
         let reasons = self.reasons();
         if !reasons.is_empty() {
-            return (Verdict::Worse { reasons }, true);
+            return (CanaryVerdict::Worse { reasons }, true);
         }
         let mut missing = self.missing();
         if missing.is_empty() {
-            return (Verdict::BetterOrEqual, true);
+            return (CanaryVerdict::BetterOrEqual, true);
         }
-        let Numbers { requests, time, .. } = self.numbers;
+        let CanaryConfig { requests, time, .. } = self.numbers;
         let ended = if self.canary.report.requests >= requests {
             Some(format!("it has answered {requests} requests, and nothing more is expected of it"))
         } else if elapsed >= time {
@@ -197,7 +197,7 @@ impl Trial {
         };
         let over = ended.is_some();
         missing.splice(0..0, ended);
-        (Verdict::Undecided { missing }, over)
+        (CanaryVerdict::Undecided { missing }, over)
     }
 
     fn worse_needs(&self) -> f64 {
@@ -275,9 +275,10 @@ impl Trial {
         if self.paces() {
             ask(self.pace.not_slower.wealth(), "conversations, to rule out that it takes longer for a token");
         }
-        let known =
-            |growth: &Growth| matches!(growth.verdict, growth::Verdict::Steady | growth::Verdict::Bounded);
-        let as_the_other = |growth: &Growth| {
+        let known = |growth: &SeriesGrowth| {
+            matches!(growth.verdict, growth::GrowthVerdict::Steady | growth::GrowthVerdict::Bounded)
+        };
+        let as_the_other = |growth: &SeriesGrowth| {
             let other = self.base.growth.iter().find(|other| other.series == growth.series);
             growth.verdict.is_known() && other.is_some_and(|other| other.verdict >= growth.verdict)
         };
@@ -288,7 +289,7 @@ impl Trial {
                 growth.verdict.as_str()
             )),
             None if self.canary.report.requests < self.numbers.memory_requests => {
-                let Numbers { memory_requests, .. } = self.numbers;
+                let CanaryConfig { memory_requests, .. } = self.numbers;
                 missing.push(format!(
                     "work, to tell that it does not leak ({} of {memory_requests} requests)",
                     self.canary.report.requests
@@ -301,7 +302,7 @@ impl Trial {
     }
 
     /// Returns the displayed state.
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> CanaryReport {
         let (worse_needs, not_worse_needs) = (self.worse_needs(), 1.0 / WRONG_EQUAL_CHANCE);
         let weight = |of: &str, worse: f64, not_worse: f64| QuestionEvidence {
             of: of.to_owned(),
@@ -317,11 +318,11 @@ impl Trial {
         if self.paces() {
             evidence.push(weight("pace", self.pace.slower.wealth(), self.pace.not_slower.wealth()));
         }
-        Report { base: self.base.shown(), canary: self.canary.shown(), evidence }
+        CanaryReport { base: self.base.shown(), canary: self.canary.shown(), evidence }
     }
 }
 
-impl Side {
+impl ArmState {
     fn shown(&self) -> ArmReport {
         let of = |values: &VecDeque<f64>| median(&mut values.iter().copied().collect::<Vec<_>>());
         ArmReport { latency_ms: of(&self.latencies), token_ms: of(&self.paces), ..self.report.clone() }

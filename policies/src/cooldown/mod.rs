@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::recycle::{Action, Decision, Reason, RecyclePolicy};
+use crate::recycle::{Reason, RecycleAction, RecycleDecision, RecyclePolicy};
 use crate::sample::MemoryKind;
 use crate::units::ByteSize;
 use crate::units::span;
-use working_set::{BudgetPass, BudgetRecords, Shortfall};
+use working_set::{BudgetPass, BudgetRecords, BudgetShortfall};
 
 /// Rule that separates recycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ impl PauseRule {
 /// Reason for which a due recycle is held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Held {
+pub enum HoldReason {
     /// The last recycle was too recent.
     TooSoon {
         /// Time until it is allowed, in whole seconds, rounded up.
@@ -100,11 +100,11 @@ pub enum Held {
         reason: Reason,
         /// Figures of the budget.
         #[serde(flatten)]
-        shortfall: Shortfall,
+        shortfall: BudgetShortfall,
     },
 }
 
-impl std::fmt::Display for Held {
+impl std::fmt::Display for HoldReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::TooSoon { seconds_left, rule } => write!(
@@ -168,7 +168,7 @@ impl std::fmt::Display for Held {
 
 /// Circumstances of a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ask {
+pub struct CooldownQuery {
     /// Time since the caller's epoch.
     pub now: Duration,
     /// Last time from spawn to ready; `None` if unknown.
@@ -187,7 +187,7 @@ pub struct RecycleCooldown {
     futile: Vec<(MemoryKind, u32)>,
     /// Times of the latest recycles because of growth.
     growth: Vec<Duration>,
-    growth_off: Option<Held>,
+    growth_off: Option<HoldReason>,
     /// Consecutive exits after which memory was missing, and the bytes missing after the last.
     unreturned: Vec<(MemoryKind, u32, u64)>,
     /// Budgets that were exceeded soon after ready.
@@ -201,13 +201,18 @@ impl RecycleCooldown {
     /// # Errors
     ///
     /// Reason that holds it back.
-    pub fn check(&self, decision: &Decision, ask: &Ask, policy: &RecyclePolicy) -> Result<(), Held> {
+    pub fn check(
+        &self,
+        decision: &RecycleDecision,
+        ask: &CooldownQuery,
+        policy: &RecyclePolicy,
+    ) -> Result<(), HoldReason> {
         let barred = |reason| self.bars(reason, decision.series, ask.held, policy);
         if let Some(held) = decision.reason.and_then(barred) {
             return Err(held);
         }
         // The pause is for policies that do not help, not for a machine that is running out of memory.
-        if decision.threat || decision.action == Action::KillNow {
+        if decision.threat || decision.action == RecycleAction::KillNow {
             return Ok(());
         }
         let (interval, rule) = interval(decision.action, ask, policy);
@@ -215,7 +220,7 @@ impl RecycleCooldown {
         if ask.now < allowed {
             let left = allowed.saturating_sub(ask.now);
             let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-            return Err(Held::TooSoon { seconds_left, rule });
+            return Err(HoldReason::TooSoon { seconds_left, rule });
         }
         Ok(())
     }
@@ -228,7 +233,7 @@ impl RecycleCooldown {
         series: Option<MemoryKind>,
         held: Option<u64>,
         policy: &RecyclePolicy,
-    ) -> Option<Held> {
+    ) -> Option<HoldReason> {
         if !reason.is_memory() {
             return None;
         }
@@ -257,16 +262,21 @@ impl RecycleCooldown {
         self.last = self.last.map(|last| last.max(now));
     }
 
-    fn check_cure(&self, reason: Reason, series: MemoryKind, policy: &RecyclePolicy) -> Result<(), Held> {
+    fn check_cure(
+        &self,
+        reason: Reason,
+        series: MemoryKind,
+        policy: &RecyclePolicy,
+    ) -> Result<(), HoldReason> {
         let missing = self.unreturned.iter().find(|(of, exits, _)| {
             *of == series && policy.levels.unreturned_exits > 0 && *exits >= policy.levels.unreturned_exits
         });
         if let Some((series, _, bytes)) = missing {
-            return Err(Held::DriverLeak { series: *series, bytes: *bytes });
+            return Err(HoldReason::DriverLeak { series: *series, bytes: *bytes });
         }
         let futile = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
         if policy.common.max_futile > 0 && futile >= policy.common.max_futile {
-            return Err(Held::Futile { recycles: futile, series: Some(series) });
+            return Err(HoldReason::Futile { recycles: futile, series: Some(series) });
         }
         if reason == Reason::Growth
             && let Some(held) = self.growth_off
@@ -277,7 +287,7 @@ impl RecycleCooldown {
     }
 
     /// Records the start of a recycle by policy. Returns what it switches off, if anything.
-    pub fn began(&mut self, now: Duration, reason: Reason, policy: &RecyclePolicy) -> Option<Held> {
+    pub fn began(&mut self, now: Duration, reason: Reason, policy: &RecyclePolicy) -> Option<HoldReason> {
         self.last = Some(now);
         if reason != Reason::Growth || policy.common.growth_recycles == 0 {
             return None;
@@ -288,20 +298,20 @@ impl RecycleCooldown {
         if recycles < policy.common.growth_recycles {
             return None;
         }
-        let held = Held::GrowthGoesOn { recycles, seconds: policy.common.growth_window.as_secs() };
+        let held = HoldReason::GrowthGoesOn { recycles, seconds: policy.common.growth_window.as_secs() };
         self.growth_off = Some(held);
         Some(held)
     }
 
     /// Records that the generation after a recycle because of `series` has settled. Returns what this
     /// switches off, if anything.
-    pub fn ended(&mut self, series: MemoryKind, helped: bool, policy: &RecyclePolicy) -> Option<Held> {
+    pub fn ended(&mut self, series: MemoryKind, helped: bool, policy: &RecyclePolicy) -> Option<HoldReason> {
         let before = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
         let recycles = if helped { 0 } else { before.saturating_add(1) };
         self.futile.retain(|(of, _)| *of != series);
         self.futile.push((series, recycles));
         (policy.common.max_futile > 0 && recycles == policy.common.max_futile)
-            .then_some(Held::Futile { recycles, series: Some(series) })
+            .then_some(HoldReason::Futile { recycles, series: Some(series) })
     }
 
     /// Records an exit after which memory had time to return; `missing` comes from [`unreturned`]. Returns
@@ -311,7 +321,7 @@ impl RecycleCooldown {
         series: MemoryKind,
         missing: Option<u64>,
         policy: &RecyclePolicy,
-    ) -> Option<Held> {
+    ) -> Option<HoldReason> {
         let before = self.unreturned.iter().find(|(of, ..)| *of == series).map_or(0, |(_, exits, _)| *exits);
         self.unreturned.retain(|(of, ..)| *of != series);
         let bytes =
@@ -319,7 +329,7 @@ impl RecycleCooldown {
         let exits = before.saturating_add(1);
         self.unreturned.push((series, exits, bytes));
         (policy.levels.unreturned_exits > 0 && exits == policy.levels.unreturned_exits)
-            .then_some(Held::DriverLeak { series, bytes })
+            .then_some(HoldReason::DriverLeak { series, bytes })
     }
 
     /// Resets the policy after an operator's restart. The interval since the last recycle stays.
@@ -329,8 +339,8 @@ impl RecycleCooldown {
 }
 
 /// Returns the least time between two recycles, and its rule. Urgent recycles never wait longer than others.
-fn interval(action: Action, ask: &Ask, policy: &RecyclePolicy) -> (Duration, PauseRule) {
-    let (plain, rule) = if action >= Action::DrainNow {
+fn interval(action: RecycleAction, ask: &CooldownQuery, policy: &RecyclePolicy) -> (Duration, PauseRule) {
+    let (plain, rule) = if action >= RecycleAction::DrainNow {
         if policy.common.min_interval < policy.common.min_interval_hard {
             (policy.common.min_interval, PauseRule::MinInterval)
         } else {

@@ -28,20 +28,26 @@ fn with(change: impl FnOnce(&mut Recycle)) -> RecyclePolicy {
 
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
-fn wish(action: Action, reason: Reason, series: MemoryKind) -> Decision {
-    Decision { action, reason: Some(reason), due: true, series: Some(series), ..Decision::OBSERVE }
+fn wish(action: RecycleAction, reason: Reason, series: MemoryKind) -> RecycleDecision {
+    RecycleDecision {
+        action,
+        reason: Some(reason),
+        due: true,
+        series: Some(series),
+        ..RecycleDecision::OBSERVE
+    }
 }
 
-fn soft() -> Decision {
-    wish(Action::RecycleWhenQuiet, Reason::HostSoft, MemoryKind::Host)
+fn soft() -> RecycleDecision {
+    wish(RecycleAction::RecycleWhenQuiet, Reason::HostSoft, MemoryKind::Host)
 }
 
-fn hard() -> Decision {
-    wish(Action::DrainNow, Reason::HostHard, MemoryKind::Host)
+fn hard() -> RecycleDecision {
+    wish(RecycleAction::DrainNow, Reason::HostHard, MemoryKind::Host)
 }
 
-fn at(seconds: u64) -> Ask {
-    Ask { now: Duration::from_secs(seconds), ..Ask::default() }
+fn at(seconds: u64) -> CooldownQuery {
+    CooldownQuery { now: Duration::from_secs(seconds), ..CooldownQuery::default() }
 }
 
 #[test]
@@ -51,7 +57,7 @@ fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
     assert_eq!(cooldown.began(Duration::from_secs(5), Reason::HostSoft, &policy()), None);
     assert_eq!(
         cooldown.check(&soft(), &at(6), &policy()),
-        Err(Held::TooSoon { seconds_left: 599, rule: PauseRule::MinInterval })
+        Err(HoldReason::TooSoon { seconds_left: 599, rule: PauseRule::MinInterval })
     );
     assert_eq!(cooldown.check(&hard(), &at(65), &policy()), Ok(()));
     assert_eq!(cooldown.check(&soft(), &at(605), &policy()), Ok(()));
@@ -61,11 +67,11 @@ fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
 fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_longer() {
     let mut cooldown = RecycleCooldown::default();
     cooldown.began(Duration::ZERO, Reason::HostHard, &policy());
-    let held = Held::TooSoon { seconds_left: 59, rule: PauseRule::MinIntervalHard };
+    let held = HoldReason::TooSoon { seconds_left: 59, rule: PauseRule::MinIntervalHard };
     assert_eq!(cooldown.check(&hard(), &at(1), &policy()), Err(held));
     assert!(held.to_string().contains("`policy.min_interval_hard`"), "{held}");
-    assert_eq!(cooldown.check(&Decision { threat: true, ..hard() }, &at(1), &policy()), Ok(()));
-    let end = wish(Action::KillNow, Reason::MemoryExhausted, MemoryKind::Host);
+    assert_eq!(cooldown.check(&RecycleDecision { threat: true, ..hard() }, &at(1), &policy()), Ok(()));
+    let end = wish(RecycleAction::KillNow, Reason::MemoryExhausted, MemoryKind::Host);
     assert_eq!(cooldown.check(&end, &at(1), &policy()), Ok(()));
     let short = with(|common| common.min_interval = Duration::from_secs(10));
     assert_eq!(cooldown.check(&hard(), &at(10), &short), Ok(()), "ten seconds were asked for");
@@ -75,10 +81,10 @@ fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_lon
 fn a_model_that_loads_slowly_is_recycled_rarely() {
     let mut cooldown = RecycleCooldown::default();
     cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
-    let ask = Ask { load_time: Some(Duration::from_secs(120)), ..at(2399) };
+    let ask = CooldownQuery { load_time: Some(Duration::from_secs(120)), ..at(2399) };
     assert_eq!(
         cooldown.check(&soft(), &ask, &policy()),
-        Err(Held::TooSoon { seconds_left: 1, rule: PauseRule::LoadTime })
+        Err(HoldReason::TooSoon { seconds_left: 1, rule: PauseRule::LoadTime })
     );
     assert_eq!(cooldown.check(&hard(), &ask, &policy()), Ok(()));
 }
@@ -88,22 +94,22 @@ fn intervals_vary_by_the_jitter_both_ways() {
     let mut cooldown = RecycleCooldown::default();
     cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
     let policy = with(|common| common.jitter = 0.1);
-    let ask = |seconds, unit| Ask { unit, ..at(seconds) };
+    let ask = |seconds, unit| CooldownQuery { unit, ..at(seconds) };
     assert_eq!(cooldown.check(&soft(), &ask(540, 0.0), &policy), Ok(()));
     assert_eq!(
         cooldown.check(&soft(), &ask(540, 0.5), &policy),
-        Err(Held::TooSoon { seconds_left: 60, rule: PauseRule::MinInterval })
+        Err(HoldReason::TooSoon { seconds_left: 60, rule: PauseRule::MinInterval })
     );
     assert_eq!(
         cooldown.check(&soft(), &ask(640, 0.999), &policy),
-        Err(Held::TooSoon { seconds_left: 20, rule: PauseRule::MinInterval })
+        Err(HoldReason::TooSoon { seconds_left: 20, rule: PauseRule::MinInterval })
     );
 }
 
 #[test]
 fn futile_recycles_switch_the_policy_off_once_and_a_useful_one_starts_the_count_again() {
     let mut cooldown = RecycleCooldown::default();
-    let off = Held::Futile { recycles: 3, series: Some(MemoryKind::Host) };
+    let off = HoldReason::Futile { recycles: 3, series: Some(MemoryKind::Host) };
     for (helped, expected) in
         [(false, None), (false, None), (true, None), (false, None), (false, None), (false, Some(off))]
     {
@@ -120,9 +126,9 @@ fn what_does_not_help_one_memory_may_help_another_and_illness_is_not_about_memor
     for _ in 0..3 {
         cooldown.ended(VRAM, false, &policy());
     }
-    cooldown.check(&wish(Action::DrainNow, Reason::VramHard, VRAM), &at(0), &policy()).unwrap_err();
+    cooldown.check(&wish(RecycleAction::DrainNow, Reason::VramHard, VRAM), &at(0), &policy()).unwrap_err();
     assert_eq!(cooldown.check(&hard(), &at(0), &policy()), Ok(()));
-    let fault = wish(Action::DrainNow, Reason::DeviceFault, VRAM);
+    let fault = wish(RecycleAction::DrainNow, Reason::DeviceFault, VRAM);
     assert_eq!(cooldown.check(&fault, &at(0), &policy()), Ok(()));
 }
 
@@ -133,9 +139,9 @@ fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_bud
     assert_eq!(cooldown.began(hours(0), Reason::Growth, &policy()), None);
     assert_eq!(cooldown.began(hours(7), Reason::Growth, &policy()), None, "the first is out of the window");
     assert_eq!(cooldown.began(hours(8), Reason::Growth, &policy()), None);
-    let off = Held::GrowthGoesOn { recycles: 3, seconds: 6 * 3600 };
+    let off = HoldReason::GrowthGoesOn { recycles: 3, seconds: 6 * 3600 };
     assert_eq!(cooldown.began(hours(9), Reason::Growth, &policy()), Some(off));
-    let growth = wish(Action::RecycleWhenQuiet, Reason::Growth, MemoryKind::Host);
+    let growth = wish(RecycleAction::RecycleWhenQuiet, Reason::Growth, MemoryKind::Host);
     assert_eq!(cooldown.check(&growth, &at(100 * 3600), &policy()), Err(off));
     assert_eq!(cooldown.check(&soft(), &at(100 * 3600), &policy()), Ok(()));
     assert!(off.to_string().contains("within 6 h"), "{off}");
@@ -145,9 +151,9 @@ fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_bud
 fn memory_that_stays_away_after_the_exit_is_the_drivers_and_no_reason_to_restart() {
     let mut cooldown = RecycleCooldown::default();
     assert_eq!(cooldown.exited(VRAM, Some(2000), &policy()), None, "once may be somebody else");
-    let leak = Held::DriverLeak { series: VRAM, bytes: 4000 };
+    let leak = HoldReason::DriverLeak { series: VRAM, bytes: 4000 };
     assert_eq!(cooldown.exited(VRAM, Some(4000), &policy()), Some(leak));
-    let vram = wish(Action::DrainNow, Reason::VramHard, VRAM);
+    let vram = wish(RecycleAction::DrainNow, Reason::VramHard, VRAM);
     assert_eq!(cooldown.check(&vram, &at(0), &policy()), Err(leak));
     assert_eq!(cooldown.check(&hard(), &at(0), &policy()), Ok(()));
     assert!(leak.to_string().contains("GPU 0"), "{leak}");

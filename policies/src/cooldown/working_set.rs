@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ask, Held, RecycleCooldown};
-use crate::book::held::Held as Seen;
-use crate::recycle::{Action, Facts, Reason, RecyclePolicy, SeriesFacts};
+use super::{CooldownQuery, HoldReason, RecycleCooldown};
+use crate::book::held::HeldMemory as Seen;
+use crate::recycle::{Reason, RecycleAction, RecycleFacts, RecyclePolicy, SeriesFacts};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, scale};
 
@@ -79,8 +79,8 @@ impl BudgetPass {
     /// Returns true if it came so soon after ready that another process would exceed the budget as well.
     pub(super) fn is_soon(&self, load_time: Option<Duration>, policy: &RecyclePolicy) -> bool {
         let hard = matches!(self.reason, Reason::HostHard | Reason::VramHard);
-        let action = if hard { Action::DrainNow } else { Action::RecycleWhenQuiet };
-        let ask = Ask { load_time, unit: 0.5, ..Ask::default() };
+        let action = if hard { RecycleAction::DrainNow } else { RecycleAction::RecycleWhenQuiet };
+        let ask = CooldownQuery { load_time, unit: 0.5, ..CooldownQuery::default() };
         let (pause, _) = super::interval(action, &ask, policy);
         let loads = load_time.unwrap_or_default().mul_f64(policy.common.budget_loads.max(0.0));
         !self.leaks && (self.age < pause.max(loads) || self.requests <= policy.common.budget_requests)
@@ -89,17 +89,17 @@ impl BudgetPass {
 
 /// The budgets that one process has exceeded, each at the first reading above it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Passed(Vec<BudgetPass>);
+pub struct PassedBudgets(Vec<BudgetPass>);
 
-impl Passed {
+impl PassedBudgets {
     /// Adds the facts of a judgement. Returns the budgets that they show to be too small.
     pub fn note(
         &mut self,
-        facts: &Facts,
+        facts: &RecycleFacts,
         load_time: Option<Duration>,
         cooldown: &mut RecycleCooldown,
         policy: &RecyclePolicy,
-    ) -> Vec<Held> {
+    ) -> Vec<HoldReason> {
         let passed = BudgetPass::find(&facts.series, facts.age, facts.work.requests);
         let news = passed.into_iter().filter_map(|now| {
             if self.find(now.reason, Some(now.series)).is_none() {
@@ -125,12 +125,12 @@ struct BudgetRecord {
     /// Consecutive replacements for which it was exceeded soon.
     tries: u32,
     /// Set if the budget is below the working set.
-    shortfall: Option<Shortfall>,
+    shortfall: Option<BudgetShortfall>,
 }
 
 /// Figures of a budget that is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shortfall {
+pub struct BudgetShortfall {
     /// Budget in bytes.
     #[serde(rename = "budget_bytes")]
     pub budget: u64,
@@ -147,7 +147,7 @@ pub struct Shortfall {
     pub tries: u32,
 }
 
-impl Shortfall {
+impl BudgetShortfall {
     /// Returns the figures as a sentence.
     pub fn figures(&self, series: MemoryKind, reason: Reason) -> String {
         let memory = match series {
@@ -214,7 +214,7 @@ pub fn find_shortfalls(
     policy: &RecyclePolicy,
     seen: &[Seen],
     total: impl Fn(MemoryKind) -> Option<u64>,
-) -> Vec<(MemoryKind, Reason, Shortfall)> {
+) -> Vec<(MemoryKind, Reason, BudgetShortfall)> {
     let of_one = |seen: &Seen| {
         let (series, at_ready, held) = (seen.series, seen.ready, seen.most.max(seen.ready));
         let facts = SeriesFacts { total: total(series), ..SeriesFacts::of(series, Some(held)) };
@@ -228,7 +228,7 @@ pub fn find_shortfalls(
         let suggested = scale(held, policy.levels.host_soft);
         all.filter_map(move |(reason, budget)| {
             let budget = budget.filter(|budget| too_small(*budget))?;
-            let shortfall = Shortfall { budget, at_ready: Some(at_ready), held, suggested, tries: 0 };
+            let shortfall = BudgetShortfall { budget, at_ready: Some(at_ready), held, suggested, tries: 0 };
             Some((series, reason, shortfall))
         })
     };
@@ -265,7 +265,7 @@ impl BudgetRecords {
         now: &BudgetPass,
         load_time: Option<Duration>,
         policy: &RecyclePolicy,
-    ) -> Option<Held> {
+    ) -> Option<HoldReason> {
         let common = &policy.common;
         let entry = self.entry(now.reason, now.series);
         let suggested = scale(now.held, policy.levels.host_soft);
@@ -287,7 +287,7 @@ impl BudgetRecords {
         if !(fresh_is_over || tried && first.is_soon(load_time, policy)) {
             return None;
         }
-        let shortfall = Shortfall {
+        let shortfall = BudgetShortfall {
             budget: now.budget,
             at_ready: now.at_ready,
             held: now.held,
@@ -295,7 +295,7 @@ impl BudgetRecords {
             tries: entry.tries,
         };
         entry.shortfall = Some(shortfall);
-        Some(Held::BudgetTooSmall { series: now.series, reason: now.reason, shortfall })
+        Some(HoldReason::BudgetTooSmall { series: now.series, reason: now.reason, shortfall })
     }
 
     /// Records that a process that had exceeded a budget was replaced.
@@ -311,7 +311,7 @@ impl BudgetRecords {
 
     /// Returns what bars a budget as too small for a process of this size. A hard budget that is too small
     /// bars the soft one below it as well.
-    pub(super) fn bars(&self, reason: Reason, series: MemoryKind, held: Option<u64>) -> Option<Held> {
+    pub(super) fn bars(&self, reason: Reason, series: MemoryKind, held: Option<u64>) -> Option<HoldReason> {
         let above = match reason {
             Reason::HostSoft => Some(Reason::HostHard),
             Reason::VramSoft => Some(Reason::VramHard),
@@ -324,7 +324,7 @@ impl BudgetRecords {
             .filter_map(|known| Some((known.reason, known.shortfall?)))
             .filter(|(_, shortfall)| held.is_none_or(|held| held < shortfall.suggested))
             .max_by_key(|(_, shortfall)| shortfall.suggested)
-            .map(|(reason, shortfall)| Held::BudgetTooSmall { series, reason, shortfall })
+            .map(|(reason, shortfall)| HoldReason::BudgetTooSmall { series, reason, shortfall })
     }
 
     /// Returns true if a process exceeded a budget as soon as its predecessor that was replaced for it.

@@ -1,9 +1,9 @@
 //! A budget below the working set is reported after two tries, and a leak is not mistaken for one.
 
-use super::working_set::{BudgetPass, Passed};
+use super::working_set::{BudgetPass, PassedBudgets};
 use super::*;
 use crate::defaults::Recycle;
-use crate::recycle::{Budget, Facts, SeriesFacts, decide};
+use crate::recycle::{MemoryBudget, RecycleFacts, SeriesFacts, decide};
 use crate::units::MemoryLimit;
 
 const MIB: u64 = 1 << 20;
@@ -19,20 +19,20 @@ fn policy() -> RecyclePolicy {
 }
 
 /// Facts of a process with `held` MiB, `age` seconds and `requests` after ready, that had 100 MiB at ready.
-fn facts(held: u64, age: u64, requests: u64) -> Facts {
+fn facts(held: u64, age: u64, requests: u64) -> RecycleFacts {
     let mut host = SeriesFacts::of(MemoryKind::Host, Some(held * MIB));
     host.at_ready = Some(100 * MIB);
-    host.budget = Budget { soft: Some(400 * MIB), hard: Some(500 * MIB) };
-    let work = crate::Work { requests, ..crate::Work::default() };
-    Facts { series: vec![host], age: Duration::from_secs(age), work, ..Facts::default() }
+    host.budget = MemoryBudget { soft: Some(400 * MIB), hard: Some(500 * MIB) };
+    let work = crate::WorkDone { requests, ..crate::WorkDone::default() };
+    RecycleFacts { series: vec![host], age: Duration::from_secs(age), work, ..RecycleFacts::default() }
 }
 
 struct Model {
     cooldown: RecycleCooldown,
-    passed: Passed,
+    passed: PassedBudgets,
     clock: u64,
     recycles: u32,
-    said: Vec<Held>,
+    said: Vec<HoldReason>,
 }
 
 const LOAD: Duration = Duration::from_secs(45);
@@ -41,7 +41,7 @@ impl Model {
     fn new() -> Self {
         Self {
             cooldown: RecycleCooldown::default(),
-            passed: Passed::default(),
+            passed: PassedBudgets::default(),
             clock: 0,
             recycles: 0,
             said: Vec::new(),
@@ -52,7 +52,7 @@ impl Model {
     /// after this many seconds, or at its replacement.
     fn live(&mut self, seconds: u64, of: impl Fn(u64) -> (u64, u64)) {
         let policy = policy();
-        self.passed = Passed::default();
+        self.passed = PassedBudgets::default();
         for age in 0..seconds {
             self.clock += 1;
             let (held, requests) = of(age);
@@ -60,7 +60,8 @@ impl Model {
             self.said.extend(self.passed.note(&facts, Some(LOAD), &mut self.cooldown, &policy));
             let decision = decide(&policy, &facts);
             let now = Duration::from_secs(self.clock);
-            let ask = Ask { now, load_time: Some(LOAD), unit: 0.5, held: facts.charged(decision.series) };
+            let ask =
+                CooldownQuery { now, load_time: Some(LOAD), unit: 0.5, held: facts.charged(decision.series) };
             let Some(reason) = decision.reason.filter(|_| decision.due) else { continue };
             if self.cooldown.check(&decision, &ask, &policy).is_ok() {
                 self.recycles += 1;
@@ -83,7 +84,8 @@ fn a_budget_below_the_working_set_stops_replacements_after_two_tries_and_says_th
         model.live(3600, |age| if age < 5 { (100, 0) } else { (620, age) });
     }
     assert_eq!(model.recycles, 2);
-    let hard = |held: &&Held| matches!(held, Held::BudgetTooSmall { reason: Reason::HostHard, .. });
+    let hard =
+        |held: &&HoldReason| matches!(held, HoldReason::BudgetTooSmall { reason: Reason::HostHard, .. });
     let said: Vec<String> = model.said.iter().filter(hard).map(ToString::to_string).collect();
     assert_eq!(
         said,
@@ -100,12 +102,12 @@ fn a_budget_that_a_fresh_process_passes_is_said_to_be_too_small_at_once_and_repl
     let mut cooldown = RecycleCooldown::default();
     let mut at_ready = facts(600, 0, 0);
     at_ready.series[0].at_ready = Some(600 * MIB);
-    let said = Passed::default().note(&at_ready, None, &mut cooldown, &policy());
+    let said = PassedBudgets::default().note(&at_ready, None, &mut cooldown, &policy());
     assert_eq!(said.len(), 2, "the soft and the hard one: {said:?}");
     assert!(said[1].to_string().contains("a replacement would bring nothing"), "{}", said[1]);
     let decision = decide(&policy(), &at_ready);
-    let ask = Ask { held: Some(600 * MIB), ..Ask::default() };
-    assert!(matches!(cooldown.check(&decision, &ask, &policy()), Err(Held::BudgetTooSmall { .. })));
+    let ask = CooldownQuery { held: Some(600 * MIB), ..CooldownQuery::default() };
+    assert!(matches!(cooldown.check(&decision, &ask, &policy()), Err(HoldReason::BudgetTooSmall { .. })));
     cooldown.reset();
     assert_eq!(cooldown.check(&decision, &ask, &policy()), Ok(()), "an operator acted");
 }
@@ -157,7 +159,7 @@ fn what_a_young_process_needs_beyond_the_suggested_budget_raises_it() {
     model.live(7200, |age| if age < 30 { (620, age) } else { (900, age) });
     assert_eq!(model.recycles, 2);
     let decision = decide(&policy(), &facts(900, 60, 60));
-    let ask = Ask { held: Some(900 * MIB), ..Ask::default() };
+    let ask = CooldownQuery { held: Some(900 * MIB), ..CooldownQuery::default() };
     let held = model.cooldown.check(&decision, &ask, &policy()).unwrap_err();
     assert!(held.to_string().contains("900.0 MiB after work"), "{held}");
     assert!(held.to_string().contains("1.1 GiB"), "{held}");
@@ -175,19 +177,20 @@ fn what_an_older_program_remembered_has_no_budgets_and_is_read() {
 #[test]
 fn the_pause_between_recycles_counts_from_ready_and_not_from_the_beginning_of_a_load() {
     let mut cooldown = RecycleCooldown::default();
-    let hard = Decision {
-        action: Action::DrainNow,
+    let hard = RecycleDecision {
+        action: RecycleAction::DrainNow,
         reason: Some(Reason::HostHard),
         due: true,
         series: Some(MemoryKind::Host),
-        ..Decision::OBSERVE
+        ..RecycleDecision::OBSERVE
     };
     cooldown.record_ready(Duration::from_secs(1));
-    let at = |seconds| Ask { now: Duration::from_secs(seconds), unit: 0.5, ..Ask::default() };
+    let at =
+        |seconds| CooldownQuery { now: Duration::from_secs(seconds), unit: 0.5, ..CooldownQuery::default() };
     assert_eq!(cooldown.check(&hard, &at(1), &policy()), Ok(()), "the first start is no recycle");
     cooldown.began(Duration::from_secs(100), Reason::HostHard, &policy());
     cooldown.record_ready(Duration::from_secs(145));
-    let held = Held::TooSoon { seconds_left: 45, rule: PauseRule::MinIntervalHard };
+    let held = HoldReason::TooSoon { seconds_left: 45, rule: PauseRule::MinIntervalHard };
     assert_eq!(cooldown.check(&hard, &at(160), &policy()), Err(held));
     assert_eq!(cooldown.check(&hard, &at(205), &policy()), Ok(()));
 }
@@ -195,7 +198,7 @@ fn the_pause_between_recycles_counts_from_ready_and_not_from_the_beginning_of_a_
 #[test]
 fn what_earlier_processes_held_tells_which_budgets_are_too_small() {
     use super::working_set::find_shortfalls;
-    let seen = |ready, most| crate::book::held::Held {
+    let seen = |ready, most| crate::book::held::HeldMemory {
         series: MemoryKind::Host,
         ready: ready * MIB,
         most: most * MIB,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Content of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Learned {
+pub enum CacheLogLine {
     /// Present size of the prompt cache.
     CacheState {
         /// Bytes.
@@ -50,41 +50,41 @@ pub enum Learned {
 }
 
 /// Parses one line; `None` if it says nothing about caches.
-pub fn read(line: &str) -> Option<Learned> {
+pub fn read(line: &str) -> Option<CacheLogLine> {
     // Nearly all lines of a busy server are about other things.
     if let Some(rest) = after(line, "cache state: ") {
-        return Some(Learned::CacheState { bytes: mib(after(rest, " prompts, ")?)? });
+        return Some(CacheLogLine::CacheState { bytes: mib(after(rest, " prompts, ")?)? });
     }
     if let Some(rest) = after(line, "created context checkpoint ") {
         let count = number(rest)?;
         let of = number(after(rest, " of ")?)?;
         let bytes = mib(after(rest, "size = ")?)?;
-        return Some(Learned::Checkpoint { slot: slot(line), count, of, bytes });
+        return Some(CacheLogLine::Checkpoint { slot: slot(line), count, of, bytes });
     }
     if line.contains("saving idle slot to prompt cache") {
-        return Some(Learned::SlotSaved { slot: slot(line)? });
+        return Some(CacheLogLine::SlotSaved { slot: slot(line)? });
     }
     if let Some(rest) = after(line, "context checkpoints enabled, max = ") {
-        return Some(Learned::Checkpoints { of: number(rest)? });
+        return Some(CacheLogLine::Checkpoints { of: number(rest)? });
     }
     if line.contains("context checkpoints disabled") {
-        return Some(Learned::Checkpoints { of: 0 });
+        return Some(CacheLogLine::Checkpoints { of: 0 });
     }
     if let Some(rest) = after(line, "prompt cache is enabled, size limit: ") {
         let bytes = if rest.starts_with("no limit") { None } else { Some(mib(rest)?) };
-        return Some(Learned::CacheLimit { bytes });
+        return Some(CacheLogLine::CacheLimit { bytes });
     }
     if let Some(rest) = after(line, "cache size limit reduced to ") {
-        return Some(Learned::CacheLimit { bytes: Some(mib(rest)?) });
+        return Some(CacheLogLine::CacheLimit { bytes: Some(mib(rest)?) });
     }
     if line.contains("prompt cache is disabled") {
-        return Some(Learned::CacheOff);
+        return Some(CacheLogLine::CacheOff);
     }
     if let Some(rest) =
         after(line, "initializing, n_slots = ").or_else(|| after(line, "initializing slots, n_slots = "))
     {
         let one_pool = after(rest, "kv_unified = '").map(|told| told.starts_with("true"));
-        return Some(Learned::Slots { slots: number(rest)?, one_pool });
+        return Some(CacheLogLine::Slots { slots: number(rest)?, one_pool });
     }
     None
 }

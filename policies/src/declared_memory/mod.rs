@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use log::{Learned, read};
+pub use log::{CacheLogLine, read};
 
-use crate::book::{LEAST_BUILD_NUMBER, Run};
+use crate::book::{LEAST_BUILD_NUMBER, ServerRun};
 use crate::units::{ByteSize, MIB};
 
 /// First build of llama.cpp with the prompt cache in host memory.
@@ -34,7 +34,7 @@ const SWA_CHECKPOINTS: (u32, u32) = (6160, 3);
 /// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Origin {
+enum ValueSource {
     Default,
     /// The build is older than the feature.
     Older,
@@ -46,7 +46,7 @@ enum Origin {
     Props,
 }
 
-impl std::fmt::Display for Origin {
+impl std::fmt::Display for ValueSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Default => f.write_str("llama-server's default"),
@@ -59,19 +59,19 @@ impl std::fmt::Display for Origin {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Known<T> {
+struct SourcedValue<T> {
     value: T,
-    from: Origin,
+    from: ValueSource,
 }
 
 /// Host memory that one server is configured to cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeclaredMemory {
     /// Limit of the prompt cache in bytes; `None` for no limit.
-    cache: Known<Option<u64>>,
+    cache: SourcedValue<Option<u64>>,
     /// Checkpoints per slot.
-    checkpoints: Known<u32>,
-    slots: Known<u32>,
+    checkpoints: SourcedValue<u32>,
+    slots: SourcedValue<u32>,
     /// The slots share one context. Records of other versions do not contain it.
     #[serde(default)]
     one_pool: bool,
@@ -88,14 +88,14 @@ pub struct DeclaredMemory {
 /// A pool that fills by design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Pool {
+pub enum CachePool {
     /// The prompt cache.
     PromptCache,
     /// Context checkpoints.
     Checkpoints,
 }
 
-impl Pool {
+impl CachePool {
     /// Returns the name for people.
     pub const fn noun(self) -> &'static str {
         match self {
@@ -107,9 +107,9 @@ impl Pool {
 
 /// Declared size of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Declared {
+pub struct DeclaredPool {
     /// Pool in question.
-    pub pool: Pool,
+    pub pool: CachePool,
     /// Most bytes.
     pub most: u64,
     /// Present bytes; `None` if the log does not report them.
@@ -127,9 +127,9 @@ impl Default for DeclaredMemory {
 impl DeclaredMemory {
     /// No pools.
     pub const NONE: Self = Self {
-        cache: Known { value: Some(0), from: Origin::Older },
-        checkpoints: Known { value: 0, from: Origin::Older },
-        slots: Known { value: 0, from: Origin::Default },
+        cache: SourcedValue { value: Some(0), from: ValueSource::Older },
+        checkpoints: SourcedValue { value: 0, from: ValueSource::Older },
+        slots: SourcedValue { value: 0, from: ValueSource::Default },
         one_pool: false,
         checkpoint_size: None,
         cache_now: None,
@@ -149,35 +149,40 @@ impl DeclaredMemory {
         let cache = match given(&["--cache-ram", "-cram"], "LLAMA_ARG_CACHE_RAM") {
             Some((mib, text)) => {
                 let bytes = u64::try_from(mib).ok().map(|mib| mib.saturating_mul(MIB));
-                Known { value: bytes, from: Origin::Given(text) }
+                SourcedValue { value: bytes, from: ValueSource::Given(text) }
             }
             None if since(PROMPT_CACHE_SINCE) => {
-                Known { value: Some(CACHE_DEFAULT_MIB * MIB), from: Origin::Default }
+                SourcedValue { value: Some(CACHE_DEFAULT_MIB * MIB), from: ValueSource::Default }
             }
-            None => Known { value: Some(0), from: Origin::Older },
+            None => SourcedValue { value: Some(0), from: ValueSource::Older },
         };
         let flags = ["--ctx-checkpoints", "-ctxcp", "--swa-checkpoints"];
         let checkpoints = match given(&flags, "LLAMA_ARG_CTX_CHECKPOINTS") {
             Some((count, text)) => {
-                Known { value: u32::try_from(count).unwrap_or(0), from: Origin::Given(text) }
+                SourcedValue { value: u32::try_from(count).unwrap_or(0), from: ValueSource::Given(text) }
             }
-            None if since(CHECKPOINTS.0) => Known { value: CHECKPOINTS.1, from: Origin::Default },
-            None if since(SWA_CHECKPOINTS.0) => Known { value: SWA_CHECKPOINTS.1, from: Origin::Default },
-            None => Known { value: 0, from: Origin::Older },
+            None if since(CHECKPOINTS.0) => SourcedValue { value: CHECKPOINTS.1, from: ValueSource::Default },
+            None if since(SWA_CHECKPOINTS.0) => {
+                SourcedValue { value: SWA_CHECKPOINTS.1, from: ValueSource::Default }
+            }
+            None => SourcedValue { value: 0, from: ValueSource::Older },
         };
         let slots = given(&["--parallel", "-np"], "LLAMA_ARG_N_PARALLEL")
             .and_then(|(slots, text)| Some((u32::try_from(slots).ok().filter(|slots| *slots > 0)?, text)))
             .map_or_else(
-                || Known { value: crate::defaults().lifecycle.unknown_slots, from: Origin::Default },
-                |(value, text)| Known { value, from: Origin::Given(text) },
+                || SourcedValue {
+                    value: crate::defaults().lifecycle.unknown_slots,
+                    from: ValueSource::Default,
+                },
+                |(value, text)| SourcedValue { value, from: ValueSource::Given(text) },
             );
-        let one_pool = Run::of(args, env).is_one_pool();
+        let one_pool = ServerRun::of(args, env).is_one_pool();
         Self { cache, checkpoints, slots, one_pool, ..Self::NONE }
     }
 
     /// Sets the number of slots by `/props`.
     pub fn slots(&mut self, slots: u32) {
-        self.slots = Known { value: slots, from: Origin::Props };
+        self.slots = SourcedValue { value: slots, from: ValueSource::Props };
     }
 
     /// Returns true if all slots share one context, so that one slot can use all of it. Irrelevant with one
@@ -192,25 +197,29 @@ impl DeclaredMemory {
     }
 
     /// Applies a log line. `None` if it says nothing about caches.
-    pub fn learn(&mut self, line: &str) -> Option<Learned> {
+    pub fn learn(&mut self, line: &str) -> Option<CacheLogLine> {
         let learned = read(line)?;
         match learned {
-            Learned::CacheState { bytes } => self.cache_now = Some(bytes),
-            Learned::CacheLimit { bytes } => self.cache = Known { value: bytes, from: Origin::Log },
-            Learned::CacheOff => self.cache = Known { value: Some(0), from: Origin::Log },
-            Learned::Checkpoint { slot, count, of, bytes } => {
+            CacheLogLine::CacheState { bytes } => self.cache_now = Some(bytes),
+            CacheLogLine::CacheLimit { bytes } => {
+                self.cache = SourcedValue { value: bytes, from: ValueSource::Log }
+            }
+            CacheLogLine::CacheOff => self.cache = SourcedValue { value: Some(0), from: ValueSource::Log },
+            CacheLogLine::Checkpoint { slot, count, of, bytes } => {
                 self.checkpoint_size = Some(self.checkpoint_size.unwrap_or(0).max(bytes));
-                self.checkpoints = Known { value: of, from: Origin::Log };
+                self.checkpoints = SourcedValue { value: of, from: ValueSource::Log };
                 self.slots_now.insert(slot.unwrap_or(0), u64::from(count).saturating_mul(bytes));
             }
-            Learned::SlotSaved { slot } => {
+            CacheLogLine::SlotSaved { slot } => {
                 if let Some(bytes) = self.slots_now.get_mut(&slot) {
                     *bytes = 0;
                 }
             }
-            Learned::Checkpoints { of } => self.checkpoints = Known { value: of, from: Origin::Log },
-            Learned::Slots { slots, one_pool } => {
-                self.slots = Known { value: slots, from: Origin::Log };
+            CacheLogLine::Checkpoints { of } => {
+                self.checkpoints = SourcedValue { value: of, from: ValueSource::Log }
+            }
+            CacheLogLine::Slots { slots, one_pool } => {
+                self.slots = SourcedValue { value: slots, from: ValueSource::Log };
                 self.one_pool = one_pool.unwrap_or(self.one_pool);
             }
         }
@@ -252,12 +261,12 @@ impl DeclaredMemory {
     }
 
     /// Returns all pools that can hold anything.
-    pub fn pools(&self) -> Vec<Declared> {
+    pub fn pools(&self) -> Vec<DeclaredPool> {
         let checkpoints = (!self.slots_now.is_empty())
             .then(|| self.slots_now.values().copied().fold(0, u64::saturating_add));
         let all = [
-            Declared { pool: Pool::PromptCache, most: self.cache_bytes(), now: self.cache_now },
-            Declared { pool: Pool::Checkpoints, most: self.checkpoint_bytes(), now: checkpoints },
+            DeclaredPool { pool: CachePool::PromptCache, most: self.cache_bytes(), now: self.cache_now },
+            DeclaredPool { pool: CachePool::Checkpoints, most: self.checkpoint_bytes(), now: checkpoints },
         ];
         all.into_iter().filter(|declared| declared.most > 0 || declared.now.is_some()).collect()
     }

@@ -48,7 +48,7 @@ fn checkpoints_count_once_their_size_is_known() {
     insta::assert_snapshot!(keeps.words().join("\n"));
     let line = "slot update_slots: id  1 | task 7 | created context checkpoint 3 of 8 (pos_min = 0, pos_max = 99, n_tokens = 100, size = 62.500 MiB)";
     let size = 62 * MIB + MIB / 2;
-    let learned = Learned::Checkpoint { slot: Some(1), count: 3, of: 8, bytes: size };
+    let learned = CacheLogLine::Checkpoint { slot: Some(1), count: 3, of: 8, bytes: size };
     assert_eq!(keeps.learn(line), Some(learned));
     assert_eq!(keeps.bytes(), 2 * 8 * size);
     assert_eq!(keeps.measured(), Some(3 * size));
@@ -60,43 +60,49 @@ fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
     for (line, learned) in [
         (
             "srv        update:  - cache state: 12 prompts, 418.355 MiB (limits: 8192.000 MiB, 8192 tokens, 163840 est)",
-            Learned::CacheState { bytes: 438_677_012 },
+            CacheLogLine::CacheState { bytes: 438_677_012 },
         ),
         (
             "0.01.234.567 W srv    load_model: prompt cache is enabled, size limit: 8192 MiB",
-            Learned::CacheLimit { bytes: Some(8192 * MIB) },
+            CacheLogLine::CacheLimit { bytes: Some(8192 * MIB) },
         ),
         (
             "srv    load_model: prompt cache is enabled, size limit: no limit",
-            Learned::CacheLimit { bytes: None },
+            CacheLogLine::CacheLimit { bytes: None },
         ),
-        ("srv load_model: prompt cache is disabled - use `--cache-ram N` to enable it", Learned::CacheOff),
+        (
+            "srv load_model: prompt cache is disabled - use `--cache-ram N` to enable it",
+            CacheLogLine::CacheOff,
+        ),
         (
             "srv  alloc:  - cache size limit reduced to 12.000 MiB",
-            Learned::CacheLimit { bytes: Some(12 * MIB) },
+            CacheLogLine::CacheLimit { bytes: Some(12 * MIB) },
         ),
         (
             "0.00.424.534 I slot create_check: id  1 | task 0 | created context checkpoint 1 of 32 (pos_min = 0, pos_max = 289, n_tokens = 290, size = 0.500 MiB)",
-            Learned::Checkpoint { slot: Some(1), count: 1, of: 32, bytes: MIB / 2 },
+            CacheLogLine::Checkpoint { slot: Some(1), count: 1, of: 32, bytes: MIB / 2 },
         ),
         (
             "0.00.650.223 I slot process_sing: id  1 | task -1 | saving idle slot to prompt cache",
-            Learned::SlotSaved { slot: 1 },
+            CacheLogLine::SlotSaved { slot: 1 },
         ),
         (
             "srv load_model: context checkpoints enabled, max = 32, min spacing = 8192",
-            Learned::Checkpoints { of: 32 },
+            CacheLogLine::Checkpoints { of: 32 },
         ),
-        ("context checkpoints disabled", Learned::Checkpoints { of: 0 }),
+        ("context checkpoints disabled", CacheLogLine::Checkpoints { of: 0 }),
         (
             "srv  load_model: initializing, n_slots = 4, n_ctx_slot = 2048, kv_unified = 'true'",
-            Learned::Slots { slots: 4, one_pool: Some(true) },
+            CacheLogLine::Slots { slots: 4, one_pool: Some(true) },
         ),
         (
             "srv  load_model: initializing, n_slots = 2, n_ctx_slot = 512, kv_unified = 'false'",
-            Learned::Slots { slots: 2, one_pool: Some(false) },
+            CacheLogLine::Slots { slots: 2, one_pool: Some(false) },
         ),
-        ("srv    load_model: initializing slots, n_slots = 4", Learned::Slots { slots: 4, one_pool: None }),
+        (
+            "srv    load_model: initializing slots, n_slots = 4",
+            CacheLogLine::Slots { slots: 4, one_pool: None },
+        ),
     ] {
         assert_eq!(read(line), Some(learned), "{line}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
 use crate::units::ByteSize;
 
 section!(
@@ -14,21 +14,21 @@ section!(
     #[derive(Copy)]
     Lifecycle of "lifecycle" {
         /// Time within which a backend must be ready.
-        pub start_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub start_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Ends a starting backend that is idle for this long: it writes, reads and computes nothing.
-        pub start_stall: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub start_stall: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Pause between probes while a backend starts.
-        start_probe_interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        start_probe_interval: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Pause between probes of a ready backend.
-        pub probe_interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub probe_interval: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time after which a probe without an answer counts as lost.
-        pub probe_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub probe_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Consecutive lost probes that make a backend suspect.
         probes_lost: u32,
         /// Time after which a suspect backend is replaced.
         pub suspect_timeout: Duration = "duration",
         /// The same for a backend that has logged a crash.
-        crash_ends: Duration = "duration" where Takes::AtLeast("1ms"),
+        crash_ends: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time that running requests of a replaced backend may take. A replacement by policy (size, age,
         /// speed) cuts no request while the machine has memory: the process then continues to serve and is
         /// drained again later.
@@ -46,7 +46,7 @@ section!(
         /// Number of unexpected ends ...
         breaker_failures: u32,
         /// ... within this time that is reported as a crash loop. Restarts continue.
-        breaker_window: Duration = "duration" where Takes::AtLeast("1ms"),
+        breaker_window: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Retry interval of a backend that is expected to fail until a flag or a file changes.
         recheck: Duration = "duration",
         /// Interval of checks for changed files of such a backend; a change starts it.
@@ -71,7 +71,7 @@ section!(
         /// Most starts of one search.
         starts: u32,
         /// Longest time of one search.
-        time: Duration = "duration" where Takes::AtLeast("1ms"),
+        time: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
     }
 );
 
@@ -80,17 +80,17 @@ section!(
     #[derive(Copy)]
     Sensors of "sensors" {
         /// Pause between readings.
-        pub interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub interval: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time from the end of the last request to the memory reading.
         idle_settle: Duration = "duration",
         /// Least pause between exact readings, which are slow and confirm growth of host memory.
-        confirm_interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        confirm_interval: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Share of the growth that the exact reading must confirm, 0 to 1.
         confirm_share: f64,
         /// Time for which one GPU reading serves all backends.
         gpu_age: Duration = "duration",
         /// Time after which a reading leaves out a driver, or a backend's own counters.
-        read_limit: Duration = "duration" where Takes::AtLeast("1ms"),
+        read_limit: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time after which memory missing after an exit is checked again.
         return_wait: Duration = "duration",
         /// Size of one recording (`record = true`).
@@ -105,9 +105,9 @@ section!(
     #[derive(Copy)]
     Child of "child" {
         /// Interval of checks for added and removed models in model folders.
-        models_look: Duration = "duration" where Takes::AtLeast("1ms"),
+        models_look: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Value added to the child's `oom_score_adj`, -1000 to 1000.
-        pub oom_score_adj: i32 where Takes::Whole(-1000, 1000),
+        pub oom_score_adj: i32 where AcceptedValues::Whole(-1000, 1000),
         /// Output lines kept per backend.
         log_lines: usize,
         /// Bytes kept per line; the rest is cut.
@@ -115,7 +115,7 @@ section!(
         /// Output lines shown with a failed start, also to clients; 0 for none.
         pub failure_lines: usize,
         /// Time within which `llama-server --version` must answer.
-        version_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        version_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Measures a llama-server not built by llama-warden once, at its first start: a second process of
         /// it runs for some seconds on the CPU, with a tiny model.
         pub measure: bool,
@@ -142,15 +142,15 @@ section!(
         /// Peak memory of one CUDA or HIP compiler.
         memory_per_gpu_job: ByteSize,
         /// Time limit of npm for the web page; after that the build continues without it.
-        pub page_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub page_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time within which a sample request of the verification must be answered.
-        verify_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        verify_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Number of builds that `builds gc` keeps.
         pub keep: usize,
         /// Repository that `build` uses without a given source: a name of `[build.sources]`, a URL or a path.
         pub source: String,
         /// Named repositories: a URL or an absolute path, with `#` and a tag, branch or commit at its end.
-        pub sources: BTreeMap<String, String> where Takes::Sources,
+        pub sources: BTreeMap<String, String> where AcceptedValues::Sources,
     }
 );
 

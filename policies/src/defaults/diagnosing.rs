@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
 use crate::units::ByteSize;
 
 /// Differences between the answers of two builds that count.
@@ -27,7 +27,7 @@ section!(
     Diagnose of "diagnose" {
         /// Most readings of one `diagnose` leg, each after one request or one per slot; more find slower
         /// leaks (`--requests`).
-        pub requests: u64 where Takes::Whole(1, i64::MAX),
+        pub requests: u64 where AcceptedValues::Whole(1, i64::MAX),
         /// Least readings of a leg before it may end early.
         decide_after: u64,
         /// Width of the slope's interval, as a share of the slope, at which a leak is measured well enough.
@@ -37,9 +37,9 @@ section!(
         /// Time from the end of a request to its reading.
         settle: Duration = "duration",
         /// Time limit of a leg, from 1 second to 365 days.
-        pub leg_limit: Duration = "duration" where Takes::Within("1s", "365d"),
+        pub leg_limit: Duration = "duration" where AcceptedValues::Within("1s", "365d"),
         /// Time limit of one request, from 1 second to 365 days.
-        pub request_limit: Duration = "duration" where Takes::Within("1s", "365d"),
+        pub request_limit: Duration = "duration" where AcceptedValues::Within("1s", "365d"),
         /// Time limit of a query that is not work, such as the number of tokens of a text.
         question_limit: Duration = "duration",
         /// Largest request that is recorded (`record_requests`).
@@ -161,10 +161,10 @@ section!(
     /// Replacement of one build by another.
     Proof of "proof" {
         /// Share by which a new build may be slower than the one in use: prefill, decode and first token.
-        pub slower: f64 where Takes::Share,
+        pub slower: f64 where AcceptedValues::Share,
         /// Differing answers that reject a new build: `near`, larger than another order of additions
         /// explains; `equal`, any difference; `any`, none.
-        pub answers: Strictness where Takes::OneOf(&["near", "equal", "any"]),
+        pub answers: Strictness where AcceptedValues::OneOf(&["near", "equal", "any"]),
         /// Distance in nats up to which answers are near each other.
         distance: f64,
         /// Share by which memory may increase ...

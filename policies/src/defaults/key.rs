@@ -2,16 +2,16 @@
 //! reason are in `defaults.toml`.
 
 /// A section of `defaults.toml`.
-pub trait Section {
+pub trait DefaultsSection {
     /// Name of the section.
     const NAME: &'static str;
     /// Keys in documentation order.
-    const KEYS: &'static [Key];
+    const KEYS: &'static [DefaultsKey];
 }
 
 /// A key of a section.
 #[derive(Clone, Copy, Debug)]
-pub struct Key {
+pub struct DefaultsKey {
     /// Name of the key.
     pub name: &'static str,
     /// Meaning, in a sentence.
@@ -19,12 +19,12 @@ pub struct Key {
     /// A configuration may set the key; otherwise it is compiled in.
     pub is_public: bool,
     /// Accepted values.
-    pub takes: Takes,
+    pub takes: AcceptedValues,
 }
 
 /// Accepted values of a key, where its default does not determine them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Takes {
+pub enum AcceptedValues {
     /// Same kind as the default: a duration, a size, text, a number from 0, true or false.
     Usual,
     /// A file, relative to the configuration file, or nothing.

@@ -29,9 +29,9 @@ macro_rules! section {
         #[serde(deny_unknown_fields)]
         pub struct $name { $($(#[doc = $doc])* $(#[serde(deserialize_with = $with)])? pub $field: $type),* }
 
-        impl Section for $name {
+        impl DefaultsSection for $name {
             const NAME: &'static str = $section;
-            const KEYS: &'static [Key] = &[$(Key {
+            const KEYS: &'static [DefaultsKey] = &[$(DefaultsKey {
                 name: stringify!($field),
                 meaning: concat!($($doc),*),
                 is_public: !stringify!($vis).is_empty(),
@@ -44,7 +44,7 @@ macro_rules! section {
 /// Accepted values of a key.
 macro_rules! takes {
     () => {
-        Takes::Usual
+        AcceptedValues::Usual
     };
     ($takes:expr) => {
         $takes
@@ -65,7 +65,7 @@ mod updating;
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors, StartSearch};
 pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Strictness, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
-pub use key::{Key, Section, Takes};
+pub use key::{AcceptedValues, DefaultsKey, DefaultsSection};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
 pub use showing::Series;
@@ -74,9 +74,9 @@ pub use trying::Canary;
 pub use updating::Update;
 
 /// Text of `defaults.toml` with its reasons, for `llama-warden config show --defaults`.
-pub const TEXT: &str = include_str!("../defaults.toml");
+pub const DEFAULTS_TEXT: &str = include_str!("../defaults.toml");
 
-static DEFAULTS: LazyLock<Defaults> = LazyLock::new(|| match toml::from_str(TEXT) {
+static DEFAULTS: LazyLock<Defaults> = LazyLock::new(|| match toml::from_str(DEFAULTS_TEXT) {
     Ok(defaults) => defaults,
     // Compiled in and covered by a test, so a tested build never gets here.
     Err(error) => unreachable!("defaults.toml: {error}"),
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_compiled_in_defaults_parse() {
-        let parsed: Defaults = toml::from_str(TEXT).unwrap();
+        let parsed: Defaults = toml::from_str(DEFAULTS_TEXT).unwrap();
         assert_eq!(parsed.server.port, 8080);
         assert!(parsed.lifecycle.backoff_first > Duration::ZERO);
         assert!(
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn every_default_carries_its_reason() {
         let mut comment = false;
-        for line in TEXT.lines().map(str::trim) {
+        for line in DEFAULTS_TEXT.lines().map(str::trim) {
             if line.is_empty() || line.starts_with('[') {
                 comment = false;
             } else if line.starts_with('#') {

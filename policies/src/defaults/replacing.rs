@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
 use crate::admission::AdmissionMode;
 use crate::recycle::GrowthMode;
 use crate::units::ByteSize;
@@ -15,7 +15,7 @@ section!(
     #[derive(Copy)]
     Recycle of "recycle" {
         /// Share by which request and age limits vary, 0 to 1.
-        pub jitter: f64 where Takes::Share,
+        pub jitter: f64 where AcceptedValues::Share,
         /// Time with nothing in flight that counts as quiet.
         pub quiet_for: Duration = "duration",
         /// Longest wait of a recycle for quiet.
@@ -34,7 +34,7 @@ section!(
         /// The same for a budget exceeded within this multiple of the load time.
         budget_loads: f64,
         /// Action on memory that grows without bound: `off`, `observe` or `recycle`.
-        pub growth: GrowthMode where Takes::OneOf(&["off", "observe", "recycle"]),
+        pub growth: GrowthMode where AcceptedValues::OneOf(&["off", "observe", "recycle"]),
         /// Number of recycles because of growth ...
         growth_recycles: u32,
         /// ... within this time that ends recycling because of growth.
@@ -49,7 +49,7 @@ section!(
         /// A process that reaches its limit again within this time after a reclaim is replaced.
         reclaim_again: Duration = "duration",
         /// Share of the range from a fresh process to the limit that must be free after a reclaim.
-        reclaim_room: f64 where Takes::Share,
+        reclaim_room: f64 where AcceptedValues::Share,
         /// Time for a process to find a good moment ...
         reclaim_wait: Duration = "duration",
         /// ... and at a hard budget.
@@ -59,7 +59,7 @@ section!(
         /// ... and at a hard budget.
         reclaim_limit_hard: Duration = "duration",
         /// Action on a prompt for which memory is insufficient: `off`, `warn` or `enforce`.
-        pub admission: AdmissionMode where Takes::OneOf(&["off", "warn", "enforce"]),
+        pub admission: AdmissionMode where AcceptedValues::OneOf(&["off", "warn", "enforce"]),
         /// For `auto`: memory that must be available, as a multiple of the backend's.
         overlap_headroom: f64,
         /// Smallest memory that `overlap_headroom` is applied to.
@@ -126,9 +126,9 @@ section!(
     Health of "health" {
         /// Time without progress on waiting requests that is a wedge, if the speed is unknown, or if the
         /// server answers queries but computes nothing.
-        pub wedged_after: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub wedged_after: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// The same for an answer in one piece whose progress the server does not report.
-        wedged_unseen: Duration = "duration" where Takes::AtLeast("1ms"),
+        wedged_unseen: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Least silence between tokens that is a wedge.
         token_least: Duration = "duration",
         /// Tokens without an event that are normal, if the server does not report its progress ...
@@ -145,15 +145,15 @@ section!(
         /// Pages per second read from disk for the process; time with more is not counted.
         paging: u64,
         /// Share of a similar process's GPU layers below which a process is degraded ...
-        offload_layers: f64 where Takes::Share,
+        offload_layers: f64 where AcceptedValues::Share,
         /// ... and the share of its VRAM.
-        offload_vram: f64 where Takes::Share,
+        offload_vram: f64 where AcceptedValues::Share,
         /// First pause before a degraded process is restarted; it doubles ...
-        offload_retry: Duration = "duration" where Takes::AtLeast("1ms"),
+        offload_retry: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// ... up to this.
-        offload_retry_most: Duration = "duration" where Takes::AtLeast("1ms"),
+        offload_retry_most: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Consecutive answers reporting failed computation, without a success in between.
-        compute_errors: u32 where Takes::Whole(1, 1024),
+        compute_errors: u32 where AcceptedValues::Whole(1, 1024),
     }
 );
 
@@ -185,19 +185,19 @@ section!(
         /// Share of the least rise below which a start needs no settling.
         settle_share: f64,
         /// Short floors after the start whose median is the baseline.
-        baseline_floors: usize where Takes::Whole(1, 1024),
+        baseline_floors: usize where AcceptedValues::Whole(1, 1024),
         /// Number of stretch lengths: 1, 2, 4, … steps of work.
-        scales: u32 where Takes::Whole(1, 16),
+        scales: u32 where AcceptedValues::Whole(1, 16),
         /// Floors kept per length.
-        kept: usize where Takes::Whole(8, 1024),
+        kept: usize where AcceptedValues::Whole(8, 1024),
         /// Floors per test.
-        window: usize where Takes::Whole(8, 1024),
+        window: usize where AcceptedValues::Whole(8, 1024),
         /// Floors between tests.
-        test_every: u64 where Takes::Whole(1, 1024),
+        test_every: u64 where AcceptedValues::Whole(1, 1024),
         /// Tests of one length needed for a verdict.
-        tests: usize where Takes::Whole(1, 1024),
+        tests: usize where AcceptedValues::Whole(1, 1024),
         /// Least ratio of the last slope of these tests to the first ...
-        persist_ratio: f64 where Takes::Share,
+        persist_ratio: f64 where AcceptedValues::Share,
         /// ... unless they form a line: the scatter about it is at most this share of the rise, and ...
         straight_scatter: f64,
         /// ... its later half has at least this share of the earlier half's slope.
@@ -239,7 +239,7 @@ section!(
         /// Allocation granularity of GPU memory.
         vram_grain: ByteSize,
         /// Least slope of a stretch's end, as a share of the whole slope.
-        brake_ratio: f64 where Takes::Share,
+        brake_ratio: f64 where AcceptedValues::Share,
         /// Number of largest single steps that are subtracted from a stretch.
         jumps: usize,
         /// Least number of large steps without a fall that are suspected.
@@ -258,6 +258,6 @@ section!(
         /// Least variation of the request rate, as a share, at which an hour can be blamed.
         blame_uneven: f64,
         /// Least share of the growth that the blamed unit pays for.
-        blame_share: f64 where Takes::Share,
+        blame_share: f64 where AcceptedValues::Share,
     }
 );

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
-use crate::hosts::Names;
-use crate::modes::{Cancel, OnDeath, Replace, Socket, WarmMode, WhileLoading};
-use crate::origins::Origins;
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
+use crate::hosts::HostNames;
+use crate::modes::{CancelMode, OnDeath, ReplaceMode, SocketMode, WarmMode, WhileLoading};
+use crate::origins::AllowedOrigins;
 use crate::units::ByteSize;
 
 section!(
@@ -17,11 +17,11 @@ section!(
         /// Address or host name to listen on; several are separated by commas and share the port.
         pub host: String,
         /// Port to listen on.
-        pub port: u16 where Takes::Whole(0, 65_535),
+        pub port: u16 where AcceptedValues::Whole(0, 65_535),
         /// Threads that serve clients; 0 for one per usable core, at most four.
         pub threads: usize,
         /// Time to send a complete request head.
-        pub header_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub header_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Largest request head.
         pub header_bytes: ByteSize,
         /// Most fields in a request head.
@@ -40,7 +40,7 @@ section!(
         /// Bytes of a body searched for `model`.
         pub model_scan_bytes: ByteSize,
         /// Longest pause within a request body.
-        pub body_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub body_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Total time that a client may spend sending a body, at any rate.
         pub body_deadline: Duration = "duration",
         /// Time after which an idle connection is closed.
@@ -67,25 +67,25 @@ section!(
         /// trickle ends like silence after `body_timeout`. 0: any byte earns back everything.
         pub body_rate: ByteSize,
         /// Longest pause in a body that is streamed to a backend while it holds a slot.
-        slot_body_pause: Duration = "duration" where Takes::AtLeast("1ms"),
+        slot_body_pause: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Least rate of such a body, in bytes per second.
         slot_body_rate: ByteSize,
         /// Time after which a client that reads nothing of a waiting answer is disconnected.
-        pub send_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub send_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Unsent bytes in the kernel per client, besides those in flight.
         unsent_bytes: ByteSize,
         /// Concurrent connections beyond the limits that get an answer; further ones are closed at once.
         refusals: usize,
         /// PEM file with the certificate and its chain; empty: no TLS. Relative to the configuration file.
-        pub tls_cert: String where Takes::Path,
+        pub tls_cert: String where AcceptedValues::Path,
         /// PEM file with the private key of `tls_cert`.
-        pub tls_key: String where Takes::Path,
+        pub tls_key: String where AcceptedValues::Path,
         /// Interval of checks for a new certificate.
-        tls_check: Duration = "duration" where Takes::AtLeast("1ms"),
+        tls_check: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Remaining validity below which a certificate is warned of in the log.
         tls_warn: Duration = "duration",
         /// Time limit of a TLS handshake.
-        tls_handshake_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        tls_handshake_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Offers HTTP/2 over TLS.
         pub h2: bool,
         /// Accepts HTTP/2 without TLS from clients on this machine (prior knowledge).
@@ -105,24 +105,24 @@ section!(
         /// Requests that the client may cancel within `h2_reset_window`; more closes the connection.
         h2_resets: usize,
         /// Time window of that count.
-        h2_reset_window: Duration = "duration" where Takes::AtLeast("1ms"),
+        h2_reset_window: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time without a frame after which a connection is pinged.
-        h2_ping: Duration = "duration" where Takes::AtLeast("1ms"),
+        h2_ping: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time to answer the ping; a client that does not read cannot.
-        h2_ping_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        h2_ping_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time that running requests may take after SIGTERM.
         pub shutdown_deadline: Duration = "duration",
         /// File of API keys, relative to the configuration file; empty: no key is required, and clients'
         /// keys are passed on.
-        pub keys: String where Takes::Path,
+        pub keys: String where AcceptedValues::Path,
         /// Origins of web pages that may call: `"mirror"` (any), `"off"`, or a list, like
         /// `["https://app.example"]`.
-        pub cors: Origins where Takes::Origins,
+        pub cors: AllowedOrigins where AcceptedValues::Origins,
         /// Path prefix of all routes, as llama-server's `--api-prefix`; empty: none.
         pub api_prefix: String,
         /// Host names accepted besides addresses and `localhost`: `"auto"`, `"any"`, or a list, like
         /// `["llm.example", "*.home.arpa"]`.
-        pub names: Names where Takes::Names,
+        pub names: HostNames where AcceptedValues::Names,
         /// Ended requests still shown, per thread that serves clients.
         requests_ended: usize,
         /// Requests rejected before they had a model that are still shown; any client can cause these.
@@ -190,42 +190,42 @@ section!(
     #[derive(Copy)]
     Model of "model" {
         /// Number of processes; each needs the memory of the whole model.
-        pub replicas: u32 where Takes::Whole(1, 4_294_967_295),
+        pub replicas: u32 where AcceptedValues::Whole(1, 4_294_967_295),
         /// Starts the model at once instead of at the first request.
         pub preload: bool,
         /// Keeps the model loaded: it is never unloaded for another one.
         pub pin: bool,
         /// Way of replacing a generation: `sequential` drains, stops, then starts; `overlap` starts the
         /// next one first; `auto` overlaps where memory allows.
-        pub replace: Replace where Takes::OneOf(&["auto", "sequential", "overlap"]),
+        pub replace: ReplaceMode where AcceptedValues::OneOf(&["auto", "sequential", "overlap"]),
         /// Asks the process for a report of its GPU memory, for `status` and metrics. Needs a build with
         /// the fix `memory-report`. A change takes a new process.
         pub memory_report: bool,
         /// Listener of a process: `unix`, a private socket, or `tcp`, a free port of 127.0.0.1 open to all
         /// local users. `auto` uses the port only if llama-server is known not to support sockets (before
         /// about b5000, `ik_llama.cpp`). A change takes a new process.
-        pub socket: Socket where Takes::OneOf(&["auto", "unix", "tcp"]),
+        pub socket: SocketMode where AcceptedValues::OneOf(&["auto", "unix", "tcp"]),
         /// Records each process's readings, memory and work, to a file in the state directory, for
         /// `llama-warden policy replay`. A reload takes effect for processes that start after it.
         pub record: bool,
         /// Way to end abandoned work of a non-streamed answer: `auto` uses the fix `cancel-nonstream` if
         /// the build has it, `assemble` requests a stream and assembles the answer, `off` leaves it to
         /// llama-server.
-        pub cancel: Cancel where Takes::OneOf(&["auto", "assemble", "off"]),
+        pub cancel: CancelMode where AcceptedValues::OneOf(&["auto", "assemble", "off"]),
         /// Handling of a request whose server dies before its answer is complete: `continue` executes it
         /// once more on the next process, or computes the rest of its stream (docs/continuation.md);
         /// `error` answers 502 or ends the stream with an error. Only for requests that change nothing in
         /// the server.
-        pub on_death: OnDeath where Takes::OneOf(&["continue", "error"]),
+        pub on_death: OnDeath where AcceptedValues::OneOf(&["continue", "error"]),
         /// Output to a streaming client while the model loads, after some seconds: `comment` begins the
         /// answer and keeps it alive with comments, `reasoning` shows the progress of the load in chats as
         /// reasoning text, `off` sends nothing before the model answers (docs/models.md).
-        pub loading: WhileLoading where Takes::OneOf(&["comment", "reasoning", "off"]),
+        pub loading: WhileLoading where AcceptedValues::OneOf(&["comment", "reasoning", "off"]),
         /// State carried over in a planned replacement: `auto` restores the slots of the latest
         /// conversations from files or by evaluating their prompts again, so that their next turn need not
         /// (docs/warm.md); `off` keeps nothing of any request. A change takes effect for processes that
         /// start after it.
-        pub warm: WarmMode where Takes::OneOf(&["auto", "off"]),
+        pub warm: WarmMode where AcceptedValues::OneOf(&["auto", "off"]),
         /// Most bytes of slot files per replacement, kept in `paths.runtime_dir` during it. `0` writes none.
         pub warm_bytes: ByteSize,
         /// Time for which an unloaded model's conversations are kept in slot files and in memory, so that
@@ -265,14 +265,14 @@ section!(
     /// Log of llama-warden.
     Log of "log" {
         /// Log format: `text` or `json`.
-        pub format: String where Takes::OneOf(&["text", "json"]),
+        pub format: String where AcceptedValues::OneOf(&["text", "json"]),
         /// Log level, or a filter such as `info,warden_gateway=debug`.
         pub level: String,
         /// Includes the output lines of child processes.
         pub children: bool,
         /// File for the access log, relative to the configuration file, reopened at SIGHUP; empty: part of
         /// the log.
-        pub access: String where Takes::Path,
+        pub access: String where AcceptedValues::Path,
         /// Lines buffered for a slow reader; further ones are dropped and counted.
         buffered_lines: usize,
     }
@@ -282,7 +282,7 @@ section!(
     /// Connections to a backend.
     Upstream of "upstream" {
         /// Time to connect.
-        connect_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        connect_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Idle time after which a connection is not reused.
         idle_timeout: Duration = "duration",
         /// Idle connections kept per generation.
@@ -290,9 +290,9 @@ section!(
         /// Idle connections kept per generation while the build's connection limit is unknown.
         idle_connections_unknown: usize,
         /// Longest life of one exchange.
-        pub exchange_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub exchange_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time without a byte after which a body counts as dead.
-        pub stream_idle: Duration = "duration" where Takes::AtLeast("1ms"),
+        pub stream_idle: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Attempts to find a backend that takes a request, each with proof that the previous one executed
         /// nothing.
         attempts: u32,
@@ -305,9 +305,9 @@ section!(
         /// Bytes of an incomplete stream event held until it is complete.
         event_bytes: ByteSize,
         /// Interval of comments on a stream that waits for a new process or for a load.
-        comment_interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        comment_interval: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Interval of progress in a chat that waits for a load (`loading = "reasoning"`).
-        reasoning_interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        reasoning_interval: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Text of a streamed answer kept so that another server can continue it after a death.
         continue_bytes: ByteSize,
         /// Largest answer assembled from a stream.

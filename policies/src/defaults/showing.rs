@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
 use crate::units::ByteSize;
 
 section!(
@@ -13,17 +13,17 @@ section!(
     #[derive(Copy)]
     Series of "series" {
         /// Width of the finest buckets.
-        first: Duration = "duration" where Takes::AtLeast("1s"),
+        first: Duration = "duration" where AcceptedValues::AtLeast("1s"),
         /// Width of the second buckets.
-        second: Duration = "duration" where Takes::AtLeast("1s"),
+        second: Duration = "duration" where AcceptedValues::AtLeast("1s"),
         /// Width of the third buckets.
-        third: Duration = "duration" where Takes::AtLeast("1s"),
+        third: Duration = "duration" where AcceptedValues::AtLeast("1s"),
         /// Width of the widest buckets.
-        fourth: Duration = "duration" where Takes::AtLeast("1s"),
+        fourth: Duration = "duration" where AcceptedValues::AtLeast("1s"),
         /// Time for which a reading counts as the present value.
         fresh: Duration = "duration",
         /// Pause between writes to disk.
-        flush: Duration = "duration" where Takes::AtLeast("1ms"),
+        flush: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Total size of all series files; those written longest ago are deleted first.
         bytes: ByteSize,
         /// Most memories read at a time.
@@ -41,10 +41,10 @@ section!(
         /// Most points in an answer.
         points_most: usize,
         /// Pause between checks of the fleet's state.
-        look: Duration = "duration" where Takes::AtLeast("1ms"),
+        look: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Pause between attempts to take over the files that another instance writes.
-        retry: Duration = "duration" where Takes::AtLeast("1ms"),
+        retry: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Longest wait of an answer for the disk.
-        patience: Duration = "duration" where Takes::AtLeast("1ms"),
+        patience: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
     }
 );

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
 use crate::units::ByteSize;
 
 section!(
@@ -15,9 +15,9 @@ section!(
         /// Empty: none, unless the variables of OpenTelemetry set one.
         pub endpoint: String,
         /// File of headers for the collector, one `Name: value` per line. Empty: none.
-        pub headers: String where Takes::Path,
+        pub headers: String where AcceptedValues::Path,
         /// Share of new traces that are recorded. A request with a trace is recorded if its parent is.
-        pub ratio: f64 where Takes::Share,
+        pub ratio: f64 where AcceptedValues::Share,
         /// Most requests whose spans wait to be sent; further ones are counted and dropped.
         queue: usize,
         /// Most spans sent at a time.
@@ -53,21 +53,21 @@ section!(
         /// Adds the endpoint-picker gauges under their vLLM names to `/metrics`.
         pub vllm: bool,
         /// Interval of readiness checks.
-        look: Duration = "duration" where Takes::AtLeast("1ms"),
+        look: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Age up to which metrics are reused.
-        metrics_age: Duration = "duration" where Takes::AtLeast("1ms"),
+        metrics_age: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Largest share of one core for checks and metrics.
-        share: f64 where Takes::Share,
+        share: f64 where AcceptedValues::Share,
         /// Time without a check after which the program counts as stuck.
-        stuck: Duration = "duration" where Takes::AtLeast("1ms"),
+        stuck: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Most connections; a further one closes the oldest.
         connections: usize,
         /// Largest request head.
         head_bytes: ByteSize,
         /// Time to send a request head.
-        head_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        head_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Longest life of a connection.
-        connection_age: Duration = "duration" where Takes::AtLeast("1ms"),
+        connection_age: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Longest wait for fresh metrics.
         patience: Duration = "duration",
         /// Time above which an answer to a probe counts as late.

@@ -5,16 +5,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
 
 section!(
     /// Canaries: another build tried next to the serving one.
     #[derive(Copy)]
     Canary of "canary" {
         /// Default share of conversations for the canary.
-        share: f64 where Takes::Share,
+        share: f64 where AcceptedValues::Share,
         /// Largest share that can be requested.
-        share_most: f64 where Takes::Share,
+        share_most: f64 where AcceptedValues::Share,
         /// Requests after which the trial ends.
         requests: u64,
         /// Time after which the trial ends.
@@ -22,9 +22,9 @@ section!(
         /// Share by which the canary may be slower.
         slower: f64,
         /// Largest probability that an equally good build is called worse.
-        wrong: f64 where Takes::Share,
+        wrong: f64 where AcceptedValues::Share,
         /// Excess failures, as a share of requests, ruled out before a build is called as good.
-        failing: f64 where Takes::Share,
+        failing: f64 where AcceptedValues::Share,
         /// Most requests of the serving build that one canary request is compared with.
         beside: usize,
         /// Latencies kept for the displayed medians.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
-use super::key::{Key, Section, Takes};
+use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
 
 section!(
     /// Updates of llama-server.

@@ -12,17 +12,23 @@
 //! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least
 //! squares. Units that the load does not separate are all named; the module never guesses between them.
 
-use crate::growth::floors::Point;
+use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{median, size};
-use crate::growth::{GrowthBlame, GrowthPolicy, Unit};
-use crate::sample::Work;
+use crate::growth::{GrowthBlame, GrowthPolicy, WorkUnit};
+use crate::sample::WorkDone;
 use crate::units::exact;
 
 /// Gain in loss that a second unit must bring. Where one unit leaks, a pair hardly ever gains so much.
 const PAIR_GAIN: f64 = 2.0;
 /// Units, in the order in which sentences name them.
-const UNIT_ORDER: [Unit; 6] =
-    [Unit::Request, Unit::Image, Unit::Audio, Unit::PromptToken, Unit::OutputToken, Unit::Hour];
+const UNIT_ORDER: [WorkUnit; 6] = [
+    WorkUnit::Request,
+    WorkUnit::Image,
+    WorkUnit::Audio,
+    WorkUnit::PromptToken,
+    WorkUnit::OutputToken,
+    WorkUnit::Hour,
+];
 /// Huber's constant: 95 % efficiency of least squares on normal noise.
 const HUBER_CONSTANT: f64 = 1.345;
 const REWEIGHT_ROUNDS: usize = 8;
@@ -32,7 +38,7 @@ const ROUNDING_SHARE: f64 = 1e-9;
 
 /// Bytes and share of the growth that one unit explains.
 #[derive(Clone, Copy)]
-struct Part {
+struct UnitShare {
     /// Bytes for the mean amount of the unit in a row.
     each: f64,
     /// Share of the growth, 0 to 1.
@@ -44,14 +50,14 @@ struct Part {
 struct FloorDifferences {
     rise: Vec<f64>,
     /// Units that occur, each with its amounts divided by their mean, and the mean itself.
-    columns: Vec<(Unit, Vec<f64>, f64)>,
+    columns: Vec<(WorkUnit, Vec<f64>, f64)>,
     /// Change of the floors' own work between two floors, for each unit. Memory still held for that work
     /// raises a floor and is not growth.
     around: Vec<Vec<f64>>,
 }
 
 impl FloorDifferences {
-    fn of(floors: &[Point]) -> Self {
+    fn of(floors: &[FloorPoint]) -> Self {
         let pairs = || floors.windows(2).map(|two| (two[1].work - two[0].work, two));
         let rise = pairs().map(|(_, two)| two[1].level - two[0].level).collect();
         let mut columns = Vec::new();
@@ -59,14 +65,14 @@ impl FloorDifferences {
         for unit in UNIT_ORDER {
             let amounts: Vec<f64> = pairs()
                 .map(|(work, two)| match unit {
-                    Unit::Hour => (two[1].hours - two[0].hours).max(0.0),
+                    WorkUnit::Hour => (two[1].hours - two[0].hours).max(0.0),
                     _ => amount(&work, unit),
                 })
                 .collect();
             let mean = amounts.iter().sum::<f64>() / size(amounts.len());
             if mean > 0.0 {
                 columns.push((unit, amounts.iter().map(|amount| amount / mean).collect(), mean));
-                let held = |two: &[Point]| amount(&two[1].fresh, unit) - amount(&two[0].fresh, unit);
+                let held = |two: &[FloorPoint]| amount(&two[1].fresh, unit) - amount(&two[0].fresh, unit);
                 around.push(floors.windows(2).map(held).collect());
             }
         }
@@ -109,12 +115,12 @@ impl FloorDifferences {
 
     /// Returns the share of `column` when `other` pays, too. `None` if the pair lowers `loss`, the loss of
     /// `column` alone, by too little.
-    fn beside(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<Part> {
+    fn beside(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<UnitShare> {
         let of = [column, other];
         let (pair, _) = self.fit(&of, Some(scale));
         let better = loss - self.loss(&of, &pair, scale) > PAIR_GAIN;
         let sum: f64 = pair.iter().sum();
-        (better && sum > 0.0).then(|| Part { each: pair[0], share: pair[0] / sum })
+        (better && sum > 0.0).then(|| UnitShare { each: pair[0], share: pair[0] / sum })
     }
 
     fn rests(&self, of: &[usize], betas: &[f64]) -> Vec<f64> {
@@ -125,16 +131,16 @@ impl FloorDifferences {
     }
 
     /// Returns how much the amount of a unit per request varies: the mean distance between both shares.
-    fn uneven(&self, unit: Unit) -> f64 {
+    fn uneven(&self, unit: WorkUnit) -> f64 {
         let of = |unit| self.columns.iter().find(|column| column.0 == unit).map(|column| &column.1);
-        let Some((requests, amounts)) = of(Unit::Request).zip(of(unit)) else { return 0.0 };
+        let Some((requests, amounts)) = of(WorkUnit::Request).zip(of(unit)) else { return 0.0 };
         requests.iter().zip(amounts).map(|(a, b)| (a - b).abs()).sum::<f64>() / size(requests.len().max(1))
     }
 
     /// Returns true if hours explain the growth clearly better than all work, and the request rate varies
     /// enough to separate them.
     fn hourly(&self, policy: &GrowthPolicy) -> bool {
-        if self.uneven(Unit::Hour) < policy.blame_uneven {
+        if self.uneven(WorkUnit::Hour) < policy.blame_uneven {
             return false;
         }
         let all: Vec<usize> = (0..self.columns.len()).collect();
@@ -143,7 +149,7 @@ impl FloorDifferences {
         for column in all {
             let (betas, _) = self.fit(&[column], Some(scale));
             let loss = self.loss(&[column], &betas, scale);
-            let best = if self.columns[column].0 == Unit::Hour { &mut hour } else { &mut work };
+            let best = if self.columns[column].0 == WorkUnit::Hour { &mut hour } else { &mut work };
             *best = best.min(loss);
         }
         hour + policy.blame_margin < work
@@ -214,19 +220,19 @@ impl FloorDifferences {
     }
 }
 
-fn amount(work: &Work, unit: Unit) -> f64 {
+fn amount(work: &WorkDone, unit: WorkUnit) -> f64 {
     match unit {
-        Unit::Request => exact(work.requests),
-        Unit::PromptToken => exact(work.prompt_tokens),
-        Unit::OutputToken => exact(work.output_tokens),
-        Unit::Image => exact(work.images),
-        Unit::Audio => exact(work.audio),
-        Unit::Hour => 0.0,
+        WorkUnit::Request => exact(work.requests),
+        WorkUnit::PromptToken => exact(work.prompt_tokens),
+        WorkUnit::OutputToken => exact(work.output_tokens),
+        WorkUnit::Image => exact(work.images),
+        WorkUnit::Audio => exact(work.audio),
+        WorkUnit::Hour => 0.0,
     }
 }
 
 /// Finds the unit of work that pays for the growth between these floors, given oldest first.
-pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> GrowthBlame {
+pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
     let whole = FloorDifferences::of(floors);
     let undecided = |why: &str| GrowthBlame::Undecided { why: why.to_owned() };
     if whole.rise.len() + 1 < policy.blame_floors {
@@ -241,19 +247,22 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> GrowthBlame {
     }
     let unit_at = |column: usize| table.columns[column].0;
     let by_loss = |a: &&(usize, f64, f64), b: &&(usize, f64, f64)| a.2.total_cmp(&b.2);
-    let of_work = alone.iter().filter(|(column, ..)| unit_at(*column) != Unit::Hour);
+    let of_work = alone.iter().filter(|(column, ..)| unit_at(*column) != WorkUnit::Hour);
     let Some(work) = of_work.min_by(by_loss) else { return undecided("no work was done while it grew") };
-    let hour = alone.iter().find(|(column, ..)| unit_at(*column) == Unit::Hour);
+    let hour = alone.iter().find(|(column, ..)| unit_at(*column) == WorkUnit::Hour);
     let margin = policy.blame_margin;
     let winner = hour.filter(|_| hourly(floors, &whole, policy)).unwrap_or(work);
     let (column, beta, loss) = *winner;
     if beta <= 0.0 {
         return undecided("nothing that was counted explains the growth");
     }
-    let rivals: Vec<Unit> = alone
+    let rivals: Vec<WorkUnit> = alone
         .iter()
         .filter(|(other, beta, other_loss)| {
-            *other != column && *beta > 0.0 && unit_at(*other) != Unit::Hour && *other_loss < loss + margin
+            *other != column
+                && *beta > 0.0
+                && unit_at(*other) != WorkUnit::Hour
+                && *other_loss < loss + margin
         })
         .map(|(other, ..)| unit_at(*other))
         .collect();
@@ -264,11 +273,13 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> GrowthBlame {
     }
     let total: f64 = whole.rise.iter().sum();
     let rows = size(whole.rise.len());
-    let mut pays =
-        Part { each: beta, share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 } };
+    let mut pays = UnitShare {
+        each: beta,
+        share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 },
+    };
     // Hours are already certain here. With a steady stream of requests, a fit of two units would split
     // their share.
-    if unit_at(column) != Unit::Hour {
+    if unit_at(column) != WorkUnit::Hour {
         for other in all.into_iter().filter(|other| *other != column) {
             let beside = table.beside(column, other, loss, scale);
             pays = beside.filter(|part| part.share < pays.share).unwrap_or(pays);
@@ -284,18 +295,18 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> GrowthBlame {
 /// Returns true if hours pay between neighbouring floors and also between every fourth floor. Requests at a
 /// constant rate make hours look guilty, and more so because a request in flight takes memory before it is
 /// counted. Over longer stretches that effect vanishes, and the remaining difference is the rate.
-fn hourly(floors: &[Point], table: &FloorDifferences, policy: &GrowthPolicy) -> bool {
-    let fourth: Vec<Point> = floors.iter().step_by(4).copied().collect();
+fn hourly(floors: &[FloorPoint], table: &FloorDifferences, policy: &GrowthPolicy) -> bool {
+    let fourth: Vec<FloorPoint> = floors.iter().step_by(4).copied().collect();
     table.hourly(policy) && FloorDifferences::of(&fourth).hourly(policy)
 }
 
 /// Returns true if hours pay for the growth between these floors beyond doubt.
-pub(super) fn time_pays(floors: &[Point], policy: &GrowthPolicy) -> bool {
+pub(super) fn time_pays(floors: &[FloorPoint], policy: &GrowthPolicy) -> bool {
     floors.len() >= policy.blame_floors && hourly(floors, &FloorDifferences::of(floors), policy)
 }
 
 /// Returns the sentence for units that cannot be separated. `shaped`: all requests bring similar amounts.
-fn alike(winner: Unit, rivals: &[Unit], shaped: bool) -> String {
+fn alike(winner: WorkUnit, rivals: &[WorkUnit], shaped: bool) -> String {
     let alike: Vec<&str> = UNIT_ORDER
         .iter()
         .filter(|unit| **unit == winner || rivals.contains(unit))
@@ -312,14 +323,14 @@ fn alike(winner: Unit, rivals: &[Unit], shaped: bool) -> String {
     }
 }
 
-const fn plural(unit: Unit) -> &'static str {
+const fn plural(unit: WorkUnit) -> &'static str {
     match unit {
-        Unit::Request => "requests",
-        Unit::PromptToken => "prompt tokens",
-        Unit::OutputToken => "output tokens",
-        Unit::Image => "images",
-        Unit::Audio => "audio clips",
-        Unit::Hour => "hours",
+        WorkUnit::Request => "requests",
+        WorkUnit::PromptToken => "prompt tokens",
+        WorkUnit::OutputToken => "output tokens",
+        WorkUnit::Image => "images",
+        WorkUnit::Audio => "audio clips",
+        WorkUnit::Hour => "hours",
     }
 }
 
@@ -329,8 +340,10 @@ mod tests {
 
     #[test]
     fn units_that_cannot_be_told_apart_are_all_named() {
-        let all = [Unit::PromptToken, Unit::OutputToken, Unit::Image, Unit::Audio, Unit::Hour];
-        let told = [alike(Unit::Request, &[Unit::Image], true), alike(Unit::Request, &all, false)];
+        let all =
+            [WorkUnit::PromptToken, WorkUnit::OutputToken, WorkUnit::Image, WorkUnit::Audio, WorkUnit::Hour];
+        let told =
+            [alike(WorkUnit::Request, &[WorkUnit::Image], true), alike(WorkUnit::Request, &all, false)];
         insta::assert_snapshot!(told.join("\n"));
     }
 }

@@ -16,34 +16,34 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::growth::Unit;
-use crate::sample::Work;
+use crate::growth::WorkUnit;
+use crate::sample::WorkDone;
 use crate::units::exact;
 
 /// Reading of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Point {
+pub(super) struct FloorPoint {
     /// Memory in bytes.
     pub(super) level: f64,
     /// Hours since the spawn.
     pub(super) hours: f64,
     /// Work done since the spawn.
-    pub(super) work: Work,
+    pub(super) work: WorkDone,
     /// Work of the step in which the point was read; some of its memory may still be held.
     #[serde(default)]
-    pub(super) fresh: Work,
+    pub(super) fresh: WorkDone,
 }
 
-impl Point {
+impl FloorPoint {
     /// Returns the amount of a unit done by then.
-    pub(super) fn done(&self, unit: Unit) -> f64 {
+    pub(super) fn done(&self, unit: WorkUnit) -> f64 {
         match unit {
-            Unit::Request => exact(self.work.requests),
-            Unit::PromptToken => exact(self.work.prompt_tokens),
-            Unit::OutputToken => exact(self.work.output_tokens),
-            Unit::Image => exact(self.work.images),
-            Unit::Audio => exact(self.work.audio),
-            Unit::Hour => self.hours,
+            WorkUnit::Request => exact(self.work.requests),
+            WorkUnit::PromptToken => exact(self.work.prompt_tokens),
+            WorkUnit::OutputToken => exact(self.work.output_tokens),
+            WorkUnit::Image => exact(self.work.images),
+            WorkUnit::Audio => exact(self.work.audio),
+            WorkUnit::Hour => self.hours,
         }
     }
 }
@@ -54,8 +54,8 @@ struct FloorScale {
     steps: u64,
     /// Steps in the open stretch.
     open: u64,
-    lowest: Option<Point>,
-    floors: VecDeque<Point>,
+    lowest: Option<FloorPoint>,
+    floors: VecDeque<FloorPoint>,
     /// Floors since the beginning, dropped ones included.
     count: u64,
 }
@@ -68,9 +68,9 @@ pub(super) struct ScaledFloors {
     requests: Option<u64>,
     /// Work done at the latest reading, and the work before its step.
     #[serde(default)]
-    latest: Work,
+    latest: WorkDone,
     #[serde(default)]
-    before: Work,
+    before: WorkDone,
 }
 
 impl ScaledFloors {
@@ -87,8 +87,8 @@ impl ScaledFloors {
             scales: (0..scales.max(1)).map(scale).collect(),
             keep,
             requests: None,
-            latest: Work::default(),
-            before: Work::default(),
+            latest: WorkDone::default(),
+            before: WorkDone::default(),
         }
     }
 
@@ -106,7 +106,7 @@ impl ScaledFloors {
     }
 
     /// Adds a reading. Returns true if it began a new step; only then can floors have been completed.
-    pub(super) fn push(&mut self, mut point: Point) -> bool {
+    pub(super) fn push(&mut self, mut point: FloorPoint) -> bool {
         let step = self.requests != Some(point.work.requests);
         self.requests = Some(point.work.requests);
         if step {
@@ -137,7 +137,7 @@ impl ScaledFloors {
     }
 
     /// Returns the floors of a scale, oldest first.
-    pub(super) fn of(&self, scale: usize) -> &VecDeque<Point> {
+    pub(super) fn of(&self, scale: usize) -> &VecDeque<FloorPoint> {
         &self.scales[scale].floors
     }
 
@@ -153,8 +153,13 @@ impl ScaledFloors {
 mod tests {
     use super::*;
 
-    fn point(requests: u64, level: f64) -> Point {
-        Point { level, hours: 0.0, work: Work { requests, ..Work::default() }, fresh: Work::default() }
+    fn point(requests: u64, level: f64) -> FloorPoint {
+        FloorPoint {
+            level,
+            hours: 0.0,
+            work: WorkDone { requests, ..WorkDone::default() },
+            fresh: WorkDone::default(),
+        }
     }
 
     fn levels(floors: &ScaledFloors, scale: usize) -> Vec<f64> {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::growth::floors::Point;
-use crate::growth::shape::Finding;
+use crate::growth::floors::FloorPoint;
+use crate::growth::shape::StretchFinding;
 use crate::growth::stats;
 use crate::growth::{GrowthForecast, IntervalEstimate};
 use crate::units::exact;
@@ -16,13 +16,13 @@ const WALK_LAG_DIVISOR: usize = 4;
 
 /// Requests per second, averaged with a half-life so that recent traffic counts most.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Rate {
+pub(super) struct RequestRate {
     last: Option<(Duration, u64)>,
     requests: f64,
     seconds: f64,
 }
 
-impl Rate {
+impl RequestRate {
     /// Records the requests answered by a moment; an earlier moment than the last one is ignored.
     pub(super) fn observe(&mut self, at: Duration, requests: u64, half_life: Duration) {
         if let Some((before, had)) = self.last {
@@ -42,7 +42,7 @@ impl Rate {
 
 /// Uncertainty of a fitted line's continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Spread {
+pub(super) struct LineUncertainty {
     /// Requests that the line spans.
     seen: f64,
     /// Floors that the line spans.
@@ -53,9 +53,12 @@ pub(super) struct Spread {
     walk: f64,
 }
 
-impl Spread {
+impl LineUncertainty {
     /// Measures floors against their line; `None` if they span fewer than two work counts.
-    pub(super) fn of<'a>(floors: impl Iterator<Item = &'a Point>, line: &Finding) -> Option<Self> {
+    pub(super) fn of<'a>(
+        floors: impl Iterator<Item = &'a FloorPoint>,
+        line: &StretchFinding,
+    ) -> Option<Self> {
         let (xs, rests): (Vec<f64>, Vec<f64>) = floors
             .map(|floor| {
                 (exact(floor.work.requests), floor.level - line.slope.value * exact(floor.work.requests))
@@ -116,7 +119,7 @@ mod tests {
     use super::*;
 
     fn rate_of(readings: &[(u64, u64)]) -> Option<f64> {
-        let mut rate = Rate::default();
+        let mut rate = RequestRate::default();
         for (at, requests) in readings {
             rate.observe(Duration::from_secs(*at), *requests, Duration::from_secs(100));
         }

@@ -34,14 +34,14 @@ mod shape;
 pub mod stats;
 mod stretches;
 
-pub use monitor::Monitor;
+pub use monitor::GrowthMonitor;
 pub use stretches::blame_of;
-pub use stretches::{Level, slope};
+pub use stretches::{MemoryLevel, slope};
 
 /// Verdict on the growth of one series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum GrowthVerdict {
     /// Too little work, or memory has not settled yet.
     #[default]
     Warming,
@@ -55,7 +55,7 @@ pub enum Verdict {
     Leaking,
 }
 
-impl Verdict {
+impl GrowthVerdict {
     /// Returns true once the series has been judged.
     pub const fn is_known(self) -> bool {
         !matches!(self, Self::Warming)
@@ -86,7 +86,7 @@ impl Verdict {
 /// Unit of work that may pay for growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum WorkUnit {
     /// A request.
     Request,
     /// An evaluated prompt token.
@@ -101,7 +101,7 @@ pub enum Unit {
     Hour,
 }
 
-impl Unit {
+impl WorkUnit {
     /// Returns the name used in status, metrics and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -134,7 +134,7 @@ pub enum GrowthBlame {
     /// A unit explains the growth.
     Pays {
         /// Unit that pays.
-        unit: Unit,
+        unit: WorkUnit,
         /// Bytes per unit.
         bytes_per_unit: f64,
         /// Share of the growth that it explains, 0 to 1.
@@ -160,7 +160,7 @@ pub struct IntervalEstimate {
 
 /// Size and use of a series' allowance: the memory that the server is configured to cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fill {
+pub struct AllowanceFill {
     /// Allowed bytes above the baseline.
     pub allowed: u64,
     /// Used bytes above the baseline.
@@ -170,7 +170,7 @@ pub struct Fill {
 /// Growth line that the detector sees in a series, at the present work. All values are bytes charged to the
 /// process: they include measured pools and exclude memory given back on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Law {
+pub struct GrowthLine {
     /// Value of the line.
     pub level: u64,
     /// Lower end of the band that contains most floors.
@@ -181,11 +181,11 @@ pub struct Law {
 
 /// Current state of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Growth {
+pub struct SeriesGrowth {
     /// Memory of the series.
     pub series: MemoryKind,
     /// Verdict on the series.
-    pub verdict: Verdict,
+    pub verdict: GrowthVerdict,
     /// Request number of the generation since which the verdict holds.
     pub since_request: u64,
     /// Bytes per request; `None` before the first fit.
@@ -195,25 +195,25 @@ pub struct Growth {
     /// Latest floor in bytes: the lowest reading in the last stretch of work.
     pub floor: Option<u64>,
     /// Use of the declared caches.
-    pub fill: Fill,
+    pub fill: AllowanceFill,
     /// Unit of work that pays; `None` unless suspected or leaking.
     pub blame: Option<GrowthBlame>,
     /// Line of `slope`; `None` before the first fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub law: Option<Law>,
+    pub law: Option<GrowthLine>,
 }
 
-impl Growth {
+impl SeriesGrowth {
     /// Creates the state of a series without any readings.
     pub fn of(series: MemoryKind) -> Self {
         Self {
             series,
-            verdict: Verdict::Warming,
+            verdict: GrowthVerdict::Warming,
             since_request: 0,
             slope: None,
             baseline: None,
             floor: None,
-            fill: Fill::default(),
+            fill: AllowanceFill::default(),
             blame: None,
             law: None,
         }
@@ -228,9 +228,9 @@ pub struct VerdictChange {
     /// Request number.
     pub request: u64,
     /// Verdict before.
-    pub before: Verdict,
+    pub before: GrowthVerdict,
     /// State after the change.
-    pub growth: Growth,
+    pub growth: SeriesGrowth,
 }
 
 /// Work and time left until a limit is reached.

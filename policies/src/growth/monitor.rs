@@ -4,26 +4,26 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::growth::forecast::{Rate, forecast};
-use crate::growth::series::{Watch, usual};
-use crate::growth::{Growth, GrowthForecast, GrowthPolicy, LeakPrior, Verdict, VerdictChange};
-use crate::sample::{MemoryKind, Sample};
+use crate::growth::forecast::{RequestRate, forecast};
+use crate::growth::series::{SeriesWatch, usual};
+use crate::growth::{GrowthForecast, GrowthPolicy, GrowthVerdict, LeakPrior, SeriesGrowth, VerdictChange};
+use crate::sample::{BackendSample, MemoryKind};
 use crate::units::exact;
 
 /// Watches all series of one generation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Monitor {
+pub struct GrowthMonitor {
     #[serde(skip, default = "usual")]
     policy: GrowthPolicy,
     priors: Vec<LeakPrior>,
     declared: Vec<(MemoryKind, u64)>,
-    watches: Vec<Watch>,
-    growth: Vec<Growth>,
-    rate: Rate,
+    watches: Vec<SeriesWatch>,
+    growth: Vec<SeriesGrowth>,
+    rate: RequestRate,
     last: Option<(std::time::Duration, u64)>,
 }
 
-impl Monitor {
+impl GrowthMonitor {
     /// Creates a monitor for a generation that was just spawned.
     pub fn new(policy: &GrowthPolicy) -> Self {
         Self::with_prior(policy, Vec::new())
@@ -39,7 +39,7 @@ impl Monitor {
             declared: Vec::new(),
             watches: Vec::new(),
             growth: Vec::new(),
-            rate: Rate::default(),
+            rate: RequestRate::default(),
             last: None,
         }
     }
@@ -71,14 +71,14 @@ impl Monitor {
 
     /// Adds a reading and returns the verdict changes that it causes. Ignores readings older than the last
     /// one; falling counters reset everything.
-    pub fn observe(&mut self, sample: &Sample) -> Vec<VerdictChange> {
+    pub fn observe(&mut self, sample: &BackendSample) -> Vec<VerdictChange> {
         if let Some((at, requests)) = self.last {
             if sample.at < at {
                 return Vec::new();
             }
             if sample.work.requests < requests {
-                self.watches.iter_mut().for_each(Watch::restart);
-                self.rate = Rate::default();
+                self.watches.iter_mut().for_each(SeriesWatch::restart);
+                self.rate = RequestRate::default();
             }
         }
         self.last = Some((sample.at, sample.work.requests));
@@ -89,7 +89,7 @@ impl Monitor {
         all.into_iter().filter_map(|series| self.observe_one(series, sample)).collect()
     }
 
-    fn observe_one(&mut self, series: MemoryKind, sample: &Sample) -> Option<VerdictChange> {
+    fn observe_one(&mut self, series: MemoryKind, sample: &BackendSample) -> Option<VerdictChange> {
         let index = self.index(series);
         let watch = &mut self.watches[index];
         let before = watch.growth().verdict;
@@ -109,7 +109,7 @@ impl Monitor {
         }
         let declared = self.declared.iter().find(|(of, _)| *of == series).map_or(0, |(_, bytes)| *bytes);
         let prior = self.priors.iter().find(|prior| prior.series == series).cloned();
-        let watch = Watch::new(series, declared, prior, &self.policy);
+        let watch = SeriesWatch::new(series, declared, prior, &self.policy);
         let index = self.growth.partition_point(|growth| growth.series < series);
         self.growth.insert(index, watch.growth().clone());
         self.watches.insert(index, watch);
@@ -117,14 +117,14 @@ impl Monitor {
     }
 
     /// Returns the state of every series that was read at least once, host memory first.
-    pub fn growth(&self) -> &[Growth] {
+    pub fn growth(&self) -> &[SeriesGrowth] {
         &self.growth
     }
 
     /// Returns the leaking series, to be remembered for the next generation.
     pub fn priors(&self) -> Vec<LeakPrior> {
-        let leaking = self.growth.iter().filter(|growth| growth.verdict == Verdict::Leaking);
-        let prior = |growth: &Growth| {
+        let leaking = self.growth.iter().filter(|growth| growth.verdict == GrowthVerdict::Leaking);
+        let prior = |growth: &SeriesGrowth| {
             let slope = growth.slope?;
             Some(LeakPrior { series: growth.series, slope, blame: growth.blame.clone() })
         };
@@ -135,8 +135,8 @@ impl Monitor {
     pub fn forecast(&self, series: MemoryKind, limit: u64) -> Option<GrowthForecast> {
         let watch = self.watches.iter().find(|watch| watch.growth().series == series)?;
         let growth = watch.growth();
-        let slope = growth.slope.filter(|_| growth.verdict >= Verdict::Bounded)?;
-        if growth.verdict == Verdict::Bounded && slope.low <= 0.0 {
+        let slope = growth.slope.filter(|_| growth.verdict >= GrowthVerdict::Bounded)?;
+        if growth.verdict == GrowthVerdict::Bounded && slope.low <= 0.0 {
             return None;
         }
         let now = watch.charged_now()?;

@@ -22,14 +22,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::growth::blame::{blame, time_pays};
-use crate::growth::floors::{Point, ScaledFloors};
-use crate::growth::forecast::Spread;
-use crate::growth::shape::{Finding, StepGrowth, Whole, examine, fell, whole};
+use crate::growth::floors::{FloorPoint, ScaledFloors};
+use crate::growth::forecast::LineUncertainty;
+use crate::growth::shape::{ScaleStatistics, StepGrowth, StretchFinding, examine, fell, whole};
 use crate::growth::stats;
 use crate::growth::{
-    Fill, Growth, GrowthBlame, GrowthPolicy, IntervalEstimate, Law, LeakPrior, Unit, Verdict,
+    AllowanceFill, GrowthBlame, GrowthLine, GrowthPolicy, GrowthVerdict, IntervalEstimate, LeakPrior,
+    SeriesGrowth, WorkUnit,
 };
-use crate::sample::{MemoryKind, Sample, Work};
+use crate::sample::{BackendSample, MemoryKind, WorkDone};
 use crate::units::{self, exact};
 
 /// A known leak that returns with half of its slope is the same leak under another load.
@@ -57,13 +58,13 @@ const WARM_UP_REQUESTS: u64 = 200;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct ScaleTests {
-    last: Option<Finding>,
+    last: Option<StretchFinding>,
     /// Findings of the latest tests, newest last.
-    recent: VecDeque<Finding>,
+    recent: VecDeque<StretchFinding>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Watch {
+pub(super) struct SeriesWatch {
     #[serde(skip, default = "usual")]
     policy: GrowthPolicy,
     prior: Option<LeakPrior>,
@@ -87,11 +88,11 @@ pub(super) struct Watch {
     #[serde(default)]
     now: u64,
     /// Line to show, and its uncertainty.
-    line: Option<Finding>,
+    line: Option<StretchFinding>,
     #[serde(default)]
-    spread: Option<Spread>,
+    spread: Option<LineUncertainty>,
     /// Unit blamed by the latest tests, and the number of consecutive tests.
-    paid: Option<(Unit, usize)>,
+    paid: Option<(WorkUnit, usize)>,
     declared: u64,
     warm: bool,
     baseline: Option<f64>,
@@ -99,7 +100,7 @@ pub(super) struct Watch {
     #[serde(with = "height")]
     height: f64,
     grew: u64,
-    growth: Growth,
+    growth: SeriesGrowth,
 }
 
 /// Default for the policy, which is not serialized.
@@ -121,7 +122,7 @@ mod height {
     }
 }
 
-impl Watch {
+impl SeriesWatch {
     /// Continues under a policy; returns false if the stretch lengths differ.
     pub(super) fn resume_under(&mut self, policy: &GrowthPolicy) -> bool {
         self.policy = policy.clone();
@@ -155,12 +156,12 @@ impl Watch {
             baseline: None,
             height: f64::MAX,
             grew: 0,
-            growth: Growth::of(series),
+            growth: SeriesGrowth::of(series),
             policy: policy.clone(),
         }
     }
 
-    pub(super) fn growth(&self) -> &Growth {
+    pub(super) fn growth(&self) -> &SeriesGrowth {
         &self.growth
     }
 
@@ -184,11 +185,11 @@ impl Watch {
     }
 
     /// Returns the uncertainty of a scale's line.
-    fn spread(&self, scale: usize) -> Option<Spread> {
+    fn spread(&self, scale: usize) -> Option<LineUncertainty> {
         let line = self.tracks[scale].last?;
         let floors = self.floors.of(scale);
         let from = floors.len().saturating_sub(self.policy.window);
-        Spread::of(floors.range(from..), &line)
+        LineUncertainty::of(floors.range(from..), &line)
     }
 
     /// Forgets all readings, because the next ones measure something else.
@@ -208,10 +209,11 @@ impl Watch {
     }
 
     /// Adds a reading; returns true if the verdict changed.
-    pub(super) fn observe(&mut self, sample: &Sample) -> bool {
+    pub(super) fn observe(&mut self, sample: &BackendSample) -> bool {
         let before = self.growth.verdict;
         if let Some(level) = self.level(sample) {
-            let point = Point { level, hours: hours(sample.at), work: sample.work, fresh: Work::default() };
+            let point =
+                FloorPoint { level, hours: hours(sample.at), work: sample.work, fresh: WorkDone::default() };
             if self.floors.push(point) || self.growth.floor.is_none() {
                 self.step(sample.work.requests, level);
             }
@@ -226,7 +228,7 @@ impl Watch {
     /// Returns the reading without measured pools. The series restarts when pools begin or cease to be
     /// measured, because their size is neither a fall nor a jump. A few readings without pools count as
     /// unknown, not as a change.
-    fn level(&mut self, sample: &Sample) -> Option<f64> {
+    fn level(&mut self, sample: &BackendSample) -> Option<f64> {
         let charged = exact(sample.charged(self.growth.series)?);
         let pool = sample.pooled(self.growth.series).map(exact);
         match (pool, self.pooled) {
@@ -269,7 +271,7 @@ impl Watch {
             if self.warm {
                 self.floors.clear();
             }
-            self.growth.verdict = Verdict::Warming;
+            self.growth.verdict = GrowthVerdict::Warming;
             self.fill();
             return;
         }
@@ -293,12 +295,12 @@ impl Watch {
     }
 
     /// Returns the line at the present work, in bytes charged to the process.
-    fn law(&self, line: &Finding, requests: u64) -> Law {
+    fn law(&self, line: &StretchFinding, requests: u64) -> GrowthLine {
         let shift = if self.pooled { self.pool } else { 0.0 } - self.lift;
         let level = line.at(requests) + shift;
         let half = self.policy.bound_z * line.scatter;
         let bytes = |level: f64| units::whole(level.max(0.0));
-        Law { level: bytes(level), low: bytes(level - half), high: bytes(level + half) }
+        GrowthLine { level: bytes(level), low: bytes(level - half), high: bytes(level + half) }
     }
 
     /// Returns the smallest rise that counts, in bytes.
@@ -315,7 +317,7 @@ impl Watch {
     /// number.
     fn floor(&self, level: f64, requests: u64) -> (f64, u64) {
         let latest = self.floors.of(0).iter().rev().take(PRESENT_FLOORS);
-        let least = |least: (f64, u64), floor: &Point| {
+        let least = |least: (f64, u64), floor: &FloorPoint| {
             if floor.level < least.0 { (floor.level, floor.work.requests) } else { least }
         };
         latest.fold((level, requests), least)
@@ -370,7 +372,7 @@ impl Watch {
             || (0..self.tracks.len()).rev().filter_map(|scale| Some((scale, self.tracks[scale].last?)));
         let grows = || lines().filter(|(_, line)| line.grows);
         // A long stretch is flat before a late leak begins; trust a shorter stretch that surely grows faster.
-        let outdated = |(scale, line): &(usize, Finding)| {
+        let outdated = |(scale, line): &(usize, StretchFinding)| {
             grows().any(|(other, shorter)| {
                 other < *scale && shorter.slope.low > LATE_SLOPE_RATIO * line.slope.high
             })
@@ -403,7 +405,7 @@ impl Watch {
         let often = track.recent.len() == policy.tests
             && spaced().all(|finding| finding.grows)
             && last.slope.value >= policy.persist_ratio * first.slope.value;
-        let whole = whole(self.floors.of(scale).iter(), Unit::Request, self.grain(), policy)?;
+        let whole = whole(self.floors.of(scale).iter(), WorkUnit::Request, self.grain(), policy)?;
         // An almost straight line far above the wander of such readings needs only one test. Not at scale 0.
         let far = scale > 0
             && whole.bent <= policy.broad_scatter * policy.straight_scatter
@@ -438,14 +440,14 @@ impl Watch {
 
     /// Returns true if the rise slows down in this stretch or in longer ones. A straight line slows down
     /// more surely.
-    fn settles(&self, scale: usize, near: &Whole, effect: f64) -> bool {
+    fn settles(&self, scale: usize, near: &ScaleStatistics, effect: f64) -> bool {
         let far = |scale: usize| {
             let floors = self.floors.of(scale);
             let enough = floors.len() >= 2 * self.policy.baseline_floors;
-            enough.then(|| whole(floors.iter(), Unit::Request, self.grain(), &self.policy)).flatten()
+            enough.then(|| whole(floors.iter(), WorkUnit::Request, self.grain(), &self.policy)).flatten()
         };
         let end = self.floors.len().min(scale + 1 + self.policy.past_scales);
-        let slows = |whole: &Whole| whole.slows(effect, &self.policy);
+        let slows = |whole: &ScaleStatistics| whole.slows(effect, &self.policy);
         slows(near) || (scale + 1..end).filter_map(far).any(|far| slows(&far))
     }
 
@@ -486,26 +488,26 @@ impl Watch {
         let limited = self.limited();
         let within = limited && fill.used <= fill.allowed;
         let grows = self.suspect();
-        let leaks = self.growth.verdict == Verdict::Leaking;
+        let leaks = self.growth.verdict == GrowthVerdict::Leaking;
         let stairs = if grows { None } else { self.stairs(effect) };
         let verdict = if within && (grows || leaks || exact(fill.used) >= effect) {
-            Verdict::Bounded
+            GrowthVerdict::Bounded
         } else if within {
-            Verdict::Steady
+            GrowthVerdict::Steady
         } else if (leaks && requests.saturating_sub(self.grew) < self.calm(effect))
             || (grows && tested && (self.growth_persists(effect) || self.is_paid(effect)))
         {
-            Verdict::Leaking
+            GrowthVerdict::Leaking
         } else if grows || stairs.is_some() {
-            Verdict::Suspected
+            GrowthVerdict::Suspected
         } else if limited && exact(fill.used) >= effect {
-            Verdict::Bounded
+            GrowthVerdict::Bounded
         } else {
-            Verdict::Steady
+            GrowthVerdict::Steady
         };
         let changed = verdict != self.growth.verdict;
         self.growth.verdict = verdict;
-        if verdict < Verdict::Suspected {
+        if verdict < GrowthVerdict::Suspected {
             self.growth.blame = None;
             self.paid = None;
         } else if changed || tested {
@@ -526,7 +528,7 @@ impl Watch {
     /// does not reset the count.
     fn count_payer(&mut self) {
         let Some(GrowthBlame::Pays { unit, share, .. }) = &self.growth.blame else { return };
-        if *share < PAID_SHARE || *unit == Unit::Hour {
+        if *share < PAID_SHARE || *unit == WorkUnit::Hour {
             self.paid = None;
             return;
         }
@@ -589,7 +591,7 @@ impl Watch {
         let allowed = if self.limited() { self.declared.saturating_add(slack) } else { 0 };
         let used = self.baseline.zip(self.growth.floor);
         let used = used.map_or(0, |(baseline, floor)| units::whole(exact(floor) - baseline));
-        self.growth.fill = Fill { allowed, used };
+        self.growth.fill = AllowanceFill { allowed, used };
     }
 }
 

@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use std::collections::VecDeque;
 
-use crate::growth::floors::Point;
+use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{self, TrendTest, size};
-use crate::growth::{GrowthPolicy, IntervalEstimate, Unit};
+use crate::growth::{GrowthPolicy, IntervalEstimate, WorkUnit};
 use crate::units::exact;
 
 /// Share of the rise that must remain without its largest jump.
@@ -36,7 +36,7 @@ const PACE_NOISE_FACTOR: f64 = 4.0;
 
 /// Result of one test of a stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Finding {
+pub(super) struct StretchFinding {
     /// Bytes per request.
     pub(super) slope: IntervalEstimate,
     /// The stretch rises like a leak.
@@ -47,7 +47,7 @@ pub(super) struct Finding {
     pub(super) scatter: f64,
 }
 
-impl Finding {
+impl StretchFinding {
     /// Returns the line's value at a number of answered requests.
     pub(super) fn at(&self, requests: u64) -> f64 {
         self.foot + self.slope.value * exact(requests)
@@ -57,10 +57,10 @@ impl Finding {
 /// Tests a stretch of floors. `effect` is the smallest rise in bytes that counts. `None` if all floors are
 /// at the same work.
 pub(super) fn examine<'a>(
-    floors: impl Iterator<Item = &'a Point>,
+    floors: impl Iterator<Item = &'a FloorPoint>,
     effect: f64,
     policy: &GrowthPolicy,
-) -> Option<Finding> {
+) -> Option<StretchFinding> {
     let (xs, ys): (Vec<f64>, Vec<f64>) =
         floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
     let trend = TrendTest::of(&ys);
@@ -75,12 +75,12 @@ pub(super) fn examine<'a>(
         && !is_braking(&xs, &ys, slope.value, policy)
         && !is_jumping(&ys, rise, noise, policy)
         && is_significant(&ys, trend, rise, policy);
-    Some(Finding { slope, grows, foot, scatter: noise })
+    Some(StretchFinding { slope, grows, foot, scatter: noise })
 }
 
 /// Statistics of all floors of a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Whole {
+pub(super) struct ScaleStatistics {
     /// Rise in bytes.
     pub(super) rise: f64,
     /// The rise exceeds that of a random walk with steps of this size. Slow wandering shows trends
@@ -102,11 +102,11 @@ pub(super) struct Whole {
 /// Computes the statistics of all floors of a scale; `None` if there are too few for a slope of each half.
 /// `along` is the work on the x axis, `grain` the allocation granularity in bytes.
 pub(super) fn whole<'a>(
-    floors: impl Iterator<Item = &'a Point>,
-    along: Unit,
+    floors: impl Iterator<Item = &'a FloorPoint>,
+    along: WorkUnit,
     grain: f64,
     policy: &GrowthPolicy,
-) -> Option<Whole> {
+) -> Option<ScaleStatistics> {
     let (xs, ys): (Vec<f64>, Vec<f64>) = floors.map(|floor| (floor.done(along), floor.level)).unzip();
     let slope = stats::sen(&xs, &ys)?;
     let rise = slope * (xs.last()? - xs.first()?);
@@ -123,10 +123,10 @@ pub(super) fn whole<'a>(
         && rise >= policy.drift_far_z * random_walk_distance(&ys, 4, grain);
     let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
     let goes_far = rise >= policy.drift_far_z * random_walk_distance(&rests, 4, grain);
-    Some(Whole { rise, drift, goes_far, pace, end, scatter, bent })
+    Some(ScaleStatistics { rise, drift, goes_far, pace, end, scatter, bent })
 }
 
-impl Whole {
+impl ScaleStatistics {
     /// Returns true if the later half rises more slowly than the earlier one. Straight lines need a smaller
     /// loss.
     pub(super) fn slows(&self, effect: f64, policy: &GrowthPolicy) -> bool {
@@ -143,7 +143,7 @@ impl Whole {
 
 /// Returns true if memory fell by more than `depth` bytes within `span` floors and stayed down for two. A
 /// single low reading is no fall.
-pub(super) fn fell(floors: &VecDeque<Point>, span: usize, depth: f64) -> bool {
+pub(super) fn fell(floors: &VecDeque<FloorPoint>, span: usize, depth: f64) -> bool {
     (2..floors.len()).any(|end| {
         let low = floors[end].level.max(floors[end - 1].level);
         floors.range(end.saturating_sub(span.max(2))..end - 1).any(|floor| floor.level - low > depth)
@@ -164,7 +164,7 @@ pub(super) struct StepGrowth {
 impl StepGrowth {
     /// Recognises floors that rose several times by much more than `effect` at once, never fell, and whose
     /// next step is not overdue. `None` for everything else, including smaller plateaus.
-    pub(super) fn of(floors: &VecDeque<Point>, effect: f64, policy: &GrowthPolicy) -> Option<Self> {
+    pub(super) fn of(floors: &VecDeque<FloorPoint>, effect: f64, policy: &GrowthPolicy) -> Option<Self> {
         let (first, last) = (floors.front()?, floors.back()?);
         let total = last.level - first.level;
         if total < policy.steep_effect * effect || fell(floors, floors.len(), policy.fall_share * effect) {

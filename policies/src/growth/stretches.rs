@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use crate::growth::blame::blame;
-use crate::growth::floors::Point;
+use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{self, TrendTest};
 use crate::growth::{GrowthBlame, GrowthPolicy, IntervalEstimate};
-use crate::sample::Work;
+use crate::sample::WorkDone;
 use crate::units::exact;
 
 /// Most points for a slope, because the cost grows with the square.
@@ -17,20 +17,20 @@ const SLOPE_POINTS: usize = 160;
 
 /// Memory reading of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Level {
+pub struct MemoryLevel {
     /// Time since the spawn.
     pub at: Duration,
     /// Work done since the spawn.
-    pub work: Work,
+    pub work: WorkDone,
     /// Bytes.
     pub bytes: u64,
 }
 
 /// Sen's slope in bytes per request with its bounds; `None` with fewer than four readings, or without any
 /// work.
-pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<IntervalEstimate> {
+pub fn slope(levels: &[MemoryLevel], policy: &GrowthPolicy) -> Option<IntervalEstimate> {
     let stride = levels.len().div_ceil(SLOPE_POINTS).max(1);
-    let pair = |level: &Level| (exact(level.work.requests), exact(level.bytes));
+    let pair = |level: &MemoryLevel| (exact(level.work.requests), exact(level.bytes));
     let (xs, ys): (Vec<f64>, Vec<f64>) = levels.iter().step_by(stride).map(pair).unzip();
     if xs.len() < 4 {
         return None;
@@ -45,28 +45,28 @@ pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<IntervalEstimate
 const MERGED_READINGS: usize = 8;
 
 /// Finds the unit that pays for the growth of these processes; each has its readings in order.
-pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> GrowthBlame {
+pub fn blame_of(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) -> GrowthBlame {
     // A GPU pool grows in pieces larger than one request's need. Between most readings it does not move, so
     // a robust fit would treat growth as an outlier. Therefore readings are merged until just enough points
     // remain.
     let all: usize = processes.iter().map(Vec::len).sum();
     let stride = (all / (2 * policy.blame_floors)).clamp(1, MERGED_READINGS);
-    let mut points: Vec<Point> = Vec::new();
+    let mut points: Vec<FloorPoint> = Vec::new();
     for levels in processes {
         let Some(first) = levels.first() else { continue };
         // Joins all processes to one curve: each continues at the end of the previous one, so only
         // differences within one count.
-        let end = points.last().copied().unwrap_or(Point {
+        let end = points.last().copied().unwrap_or(FloorPoint {
             level: 0.0,
             hours: 0.0,
-            work: Work::default(),
-            fresh: Work::default(),
+            work: WorkDone::default(),
+            fresh: WorkDone::default(),
         });
-        let point = |level: &Level| Point {
+        let point = |level: &MemoryLevel| FloorPoint {
             level: end.level + exact(level.bytes) - exact(first.bytes),
             hours: end.hours + level.at.saturating_sub(first.at).as_secs_f64() / 3600.0,
             work: end.work + (level.work - first.work),
-            fresh: Work::default(),
+            fresh: WorkDone::default(),
         };
         points.extend(levels.iter().step_by(stride).map(point).skip(usize::from(!points.is_empty())));
     }
@@ -76,38 +76,38 @@ pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> GrowthBlame 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::growth::Unit;
+    use crate::growth::WorkUnit;
 
     const MIB: u64 = 1 << 20;
 
-    fn process(steps: u64, each: Work, bytes: impl Fn(Work) -> u64) -> Vec<Level> {
-        let mut work = Work::default();
+    fn process(steps: u64, each: WorkDone, bytes: impl Fn(WorkDone) -> u64) -> Vec<MemoryLevel> {
+        let mut work = WorkDone::default();
         let mut levels = Vec::new();
         for step in 0..steps {
             work += each;
             // Readings always vary.
             let bytes = 100 * MIB + bytes(work) + (step * 7919) % 4096;
-            levels.push(Level { at: Duration::from_secs(step), work, bytes });
+            levels.push(MemoryLevel { at: Duration::from_secs(step), work, bytes });
         }
         levels
     }
 
-    fn text() -> Work {
-        Work { requests: 1, prompt_tokens: 50, output_tokens: 16, ..Work::default() }
+    fn text() -> WorkDone {
+        WorkDone { requests: 1, prompt_tokens: 50, output_tokens: 16, ..WorkDone::default() }
     }
 
-    fn image() -> Work {
-        Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, ..Work::default() }
+    fn image() -> WorkDone {
+        WorkDone { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, ..WorkDone::default() }
     }
 
     #[test]
     fn processes_with_different_work_tell_units_apart_that_one_alone_cannot() {
         let policy = &crate::defaults().growth;
-        let leak = |work: Work| work.images * 4 * MIB;
+        let leak = |work: WorkDone| work.images * 4 * MIB;
         let images = process(60, image(), leak);
         assert!(matches!(blame_of(std::slice::from_ref(&images), policy), GrowthBlame::Undecided { .. }));
         let blamed = blame_of(&[process(60, text(), leak), images], policy);
-        assert!(matches!(blamed, GrowthBlame::Pays { unit: Unit::Image, .. }), "{blamed:?}");
+        assert!(matches!(blamed, GrowthBlame::Pays { unit: WorkUnit::Image, .. }), "{blamed:?}");
     }
 
     #[test]

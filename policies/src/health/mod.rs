@@ -21,13 +21,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::recycle::{Action, Reason};
+use crate::recycle::{Reason, RecycleAction};
 use crate::sample::{GpuIndex, MemoryKind};
 use crate::units::{exact, span};
-pub use offload::{Lost, Offload};
-use patience::Pace;
-pub use patience::{Awaited, Basis, Gaps, Limit};
-use speed::Speed;
+pub use offload::{GpuOffload, OffloadLoss};
+use patience::PromptPace;
+pub use patience::{AwaitedWork, LimitBasis, SilenceLimit, TokenGaps};
+use speed::SpeedTrend;
 
 /// Settings of health. `defaults.toml`, section `[health]`, gives the reasons.
 pub type HealthPolicy = crate::defaults::Health;
@@ -35,13 +35,13 @@ pub type HealthPolicy = crate::defaults::Health;
 /// A symptom of illness.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Symptom {
+pub enum HealthSymptom {
     /// Requests wait, and nothing has moved for some time.
     Wedged {
         /// Whole seconds without progress.
         seconds: u64,
         /// Limit that was exceeded.
-        limit: Limit,
+        limit: SilenceLimit,
     },
     /// Consecutive answers reported failed computation.
     ComputeErrors {
@@ -64,7 +64,7 @@ pub enum Symptom {
     },
 }
 
-impl Symptom {
+impl HealthSymptom {
     /// Returns the reason used as a label.
     pub const fn reason(&self) -> Reason {
         match self {
@@ -76,10 +76,12 @@ impl Symptom {
     }
 
     /// Returns the action that the symptom requires.
-    pub const fn action(&self) -> Action {
+    pub const fn action(&self) -> RecycleAction {
         match self {
-            Self::SlowDecode { .. } => Action::RecycleWhenQuiet,
-            Self::Wedged { .. } | Self::ComputeErrors { .. } | Self::DeviceFault { .. } => Action::DrainNow,
+            Self::SlowDecode { .. } => RecycleAction::RecycleWhenQuiet,
+            Self::Wedged { .. } | Self::ComputeErrors { .. } | Self::DeviceFault { .. } => {
+                RecycleAction::DrainNow
+            }
         }
     }
 
@@ -92,7 +94,7 @@ impl Symptom {
     }
 }
 
-impl std::fmt::Display for Symptom {
+impl std::fmt::Display for HealthSymptom {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Wedged { seconds, limit } => {
@@ -112,21 +114,21 @@ impl std::fmt::Display for Symptom {
 
 /// Observation of a generation. Counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Look {
+pub struct HealthObservation {
     /// Time since the caller's epoch; never decreases.
     pub at: Duration,
     /// Requests that the server owes answers to.
-    pub awaited: Awaited,
+    pub awaited: AwaitedWork,
     /// Data events and complete answers of computing requests since its spawn.
     pub moves: u64,
     /// Decode count since its spawn (`n_decode_total`); `None` if not reported or not answered.
     pub decodes: Option<u64>,
     /// Reported slot state; `None` if not asked or not answered.
-    pub slots: Option<Slots>,
+    pub slots: Option<SlotActivity>,
     /// A healthy server of this build answers one of these queries.
     pub tells: bool,
     /// Pauses between its tokens so far.
-    pub gaps: Option<Gaps>,
+    pub gaps: Option<TokenGaps>,
     /// Since the last observation the process was stopped, or waited for pages from a disk.
     pub hindered: bool,
     /// Time that a reload of the model after a sleep may take; zero if it does not sleep.
@@ -138,7 +140,7 @@ pub struct Look {
 
 /// Slot state reported by a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slots {
+pub struct SlotActivity {
     /// Busy slots.
     pub busy: u32,
     /// Value that changes with every token and every prompt batch.
@@ -147,9 +149,9 @@ pub struct Slots {
 
 /// Health monitor of one generation.
 #[derive(Clone, Debug)]
-pub struct Health {
+pub struct HealthMonitor {
     policy: HealthPolicy,
-    last: Look,
+    last: HealthObservation,
     /// Time of the last progress, or of the first of the present requests.
     progress: Duration,
     /// Time at which its loop last turned: by progress, or by an answer from the loop.
@@ -162,23 +164,23 @@ pub struct Health {
     told: bool,
     decodes: Option<u64>,
     mark: Option<u64>,
-    pace: Pace,
+    pace: PromptPace,
     faults: Vec<(GpuIndex, u64)>,
     /// By the number of busy slots: 1, 2 and 3, 4 to 7, 8 and more. One slot of eight is slower than a
     /// single one.
-    speeds: [Speed; 4],
+    speeds: [SpeedTrend; 4],
 }
 
 /// Observations without progress that a wedge needs: a machine that slept has one long pause between two of
 /// them.
 const WEDGE_OBSERVATIONS: u32 = 3;
 
-impl Health {
+impl HealthMonitor {
     /// Creates a monitor for a generation that just became ready.
     pub fn new(policy: &HealthPolicy) -> Self {
         Self {
             policy: policy.clone(),
-            last: Look::default(),
+            last: HealthObservation::default(),
             progress: Duration::ZERO,
             turned: Duration::ZERO,
             still: 0,
@@ -186,14 +188,14 @@ impl Health {
             told: false,
             decodes: None,
             mark: None,
-            pace: Pace::default(),
+            pace: PromptPace::default(),
             faults: Vec::new(),
             speeds: Default::default(),
         }
     }
 
     /// Adds an observation.
-    pub fn observe(&mut self, look: &Look) {
+    pub fn observe(&mut self, look: &HealthObservation) {
         let last = std::mem::replace(&mut self.last, *look);
         let answered = look.decodes.is_some() || look.slots.is_some();
         self.told |= look.tells || answered;
@@ -237,22 +239,22 @@ impl Health {
     }
 
     /// Returns the time without progress and its limit; `None` if no request waits.
-    pub fn stalled(&self) -> Option<(Duration, Limit)> {
+    pub fn stalled(&self) -> Option<(Duration, SilenceLimit)> {
         (self.last.awaited.count() > 0).then(|| (self.last.at.saturating_sub(self.progress), self.limit()))
     }
 
-    fn limit(&self) -> Limit {
-        let Look { awaited, gaps, wake, .. } = &self.last;
+    fn limit(&self) -> SilenceLimit {
+        let HealthObservation { awaited, gaps, wake, .. } = &self.last;
         self.pace.limit(awaited, *gaps, self.told, *wake, &self.policy)
     }
 
-    fn wedged(&self) -> Option<Symptom> {
+    fn wedged(&self) -> Option<HealthSymptom> {
         if self.last.awaited.count() == 0 {
             return None;
         }
         let limit = self.limit();
         let since = |moment: Duration| self.last.at.saturating_sub(moment);
-        let wedged = |since: Duration, limit| Symptom::Wedged { seconds: since.as_secs(), limit };
+        let wedged = |since: Duration, limit| HealthSymptom::Wedged { seconds: since.as_secs(), limit };
         let silent = since(self.turned);
         if self.silent >= WEDGE_OBSERVATIONS && silent.as_secs_f64() >= limit.seconds {
             return Some(wedged(silent, limit));
@@ -260,7 +262,7 @@ impl Health {
         let seconds = limit.seconds.max(self.policy.wedged_after.as_secs_f64());
         let still = since(self.progress);
         (self.told && self.still >= WEDGE_OBSERVATIONS && still.as_secs_f64() >= seconds)
-            .then(|| wedged(still, Limit { seconds, basis: Basis::Unmoved }))
+            .then(|| wedged(still, SilenceLimit { seconds, basis: LimitBasis::Unmoved }))
     }
 
     /// Records the speed of one answer: generated tokens, their seconds, and the requests in flight, itself
@@ -282,12 +284,12 @@ impl Health {
     }
 
     /// Returns the present symptoms, the most serious first.
-    pub fn symptoms(&self) -> Vec<Symptom> {
-        let fault = self.faults.first().map(|(gpu, xid)| Symptom::DeviceFault { gpu: *gpu, xid: *xid });
+    pub fn symptoms(&self) -> Vec<HealthSymptom> {
+        let fault = self.faults.first().map(|(gpu, xid)| HealthSymptom::DeviceFault { gpu: *gpu, xid: *xid });
         let streak = self.last.compute_errors;
         let errors = (self.policy.compute_errors > 0 && streak >= self.policy.compute_errors)
-            .then_some(Symptom::ComputeErrors { in_a_row: streak });
-        let slow = self.speeds.iter().find_map(Speed::symptom);
+            .then_some(HealthSymptom::ComputeErrors { in_a_row: streak });
+        let slow = self.speeds.iter().find_map(SpeedTrend::symptom);
         [fault, errors, self.wedged(), slow].into_iter().flatten().collect()
     }
 }

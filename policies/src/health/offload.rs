@@ -12,7 +12,7 @@ use crate::units::{ByteSize, scale};
 /// GPU use of a server when it is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Offload {
+pub struct GpuOffload {
     /// Layers on GPUs by its log; `None` if not logged.
     pub layers: Option<u32>,
     /// Total layers by its log.
@@ -23,14 +23,14 @@ pub struct Offload {
 
 /// Loss of GPU use compared with the best process of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lost {
+pub struct OffloadLoss {
     /// Present GPU use.
-    pub now: Offload,
+    pub now: GpuOffload,
     /// GPU use of the best process.
-    pub known: Offload,
+    pub known: GpuOffload,
 }
 
-impl Offload {
+impl GpuOffload {
     /// Returns true if any layers or VRAM are known.
     pub fn is_some(&self) -> bool {
         self.layers.is_some_and(|layers| layers > 0) || self.vram.is_some_and(|bytes| bytes > 0)
@@ -57,19 +57,19 @@ impl Offload {
     }
 
     /// Returns the loss compared with the best process of the kind, if it is large.
-    pub fn lost(self, known: Self, policy: &HealthPolicy) -> Option<Lost> {
+    pub fn lost(self, known: Self, policy: &HealthPolicy) -> Option<OffloadLoss> {
         let less = |now: Option<u64>, known: Option<u64>, share: f64| {
             now.zip(known).is_some_and(|(now, known)| now < scale(known, share))
         };
         let of_layers = less(self.layers.map(u64::from), known.layers.map(u64::from), policy.offload_layers);
         let of_vram = less(self.vram, known.vram, policy.offload_vram);
-        (of_layers || of_vram).then_some(Lost { now: self, known })
+        (of_layers || of_vram).then_some(OffloadLoss { now: self, known })
     }
 }
 
-impl std::fmt::Display for Lost {
+impl std::fmt::Display for OffloadLoss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let of = |offload: &Offload| {
+        let of = |offload: &GpuOffload| {
             let layers = offload.layers.map(|layers| match offload.of {
                 Some(of) => format!("{layers} of {of} layers"),
                 None => format!("{layers} layers"),
@@ -96,23 +96,23 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn had(layers: u32, vram: u64) -> Offload {
-        Offload { layers: Some(layers), of: Some(33), vram: Some(vram) }
+    fn had(layers: u32, vram: u64) -> GpuOffload {
+        GpuOffload { layers: Some(layers), of: Some(33), vram: Some(vram) }
     }
 
-    fn lost(now: Offload, known: Offload) -> Option<Lost> {
+    fn lost(now: GpuOffload, known: GpuOffload) -> Option<OffloadLoss> {
         now.lost(known, &crate::defaults().health)
     }
 
     #[test]
     fn the_log_tells_the_layers_and_a_draft_model_adds_its_own() {
-        let mut offload = Offload::default();
+        let mut offload = GpuOffload::default();
         assert!(!offload.learn("load_tensors: offloading 32 repeating layers to GPU") && !offload.is_some());
         assert!(offload.learn("0.00.123.456 I load_tensors: offloaded 33/33 layers to GPU"));
         assert!(offload.learn("llm_load_tensors: offloaded 10/12 layers to GPU"));
         assert_eq!((offload.layers, offload.of), (Some(43), Some(45)));
         for odd in ["offloaded /33 layers to GPU", "offloaded 1/2", "offloaded x/y layers to GPU"] {
-            assert!(!Offload::default().learn(odd), "{odd}");
+            assert!(!GpuOffload::default().learn(odd), "{odd}");
         }
     }
 
@@ -134,13 +134,13 @@ mod tests {
     #[test]
     fn what_is_not_known_is_not_lost_and_who_never_had_a_gpu_has_nothing_to_lose() {
         let known = had(33, 8 * GIB);
-        assert_eq!(lost(Offload::default(), known), None);
-        assert_eq!(lost(Offload { layers: Some(33), ..Offload::default() }, known), None);
+        assert_eq!(lost(GpuOffload::default(), known), None);
+        assert_eq!(lost(GpuOffload { layers: Some(33), ..GpuOffload::default() }, known), None);
         assert_eq!(lost(had(0, 0), had(0, 0)), None);
-        assert_eq!(lost(had(0, 0), Offload::default()), None);
+        assert_eq!(lost(had(0, 0), GpuOffload::default()), None);
         assert_eq!(
             had(20, GIB).best(had(33, 0)),
-            Offload { layers: Some(33), of: Some(33), vram: Some(GIB) }
+            GpuOffload { layers: Some(33), of: Some(33), vram: Some(GIB) }
         );
     }
 }

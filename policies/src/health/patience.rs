@@ -1,5 +1,5 @@
 //! Limits of a server's silence while requests wait, derived from its own tokens and prompts instead of one
-//! number for all machines. Each [`Limit`] contains its basis, so that people can check it.
+//! number for all machines. Each [`SilenceLimit`] contains its basis, so that people can check it.
 //!
 //! ```text
 //!   all waiting have had a first token ─ progress is reported ── TOKEN_TIME_FACTOR × 99th percentile of token times
@@ -34,7 +34,7 @@ const TOKEN_TIME_FACTOR: f64 = 20.0;
 /// Answers that a server owes at one moment, to completely sent requests. Clients that do not read or still
 /// send are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Awaited {
+pub struct AwaitedWork {
     /// Streams after their first token.
     pub begun: u32,
     /// Streams before their first token.
@@ -51,7 +51,7 @@ pub struct Awaited {
     pub media: u32,
 }
 
-impl Awaited {
+impl AwaitedWork {
     /// Returns the number of waiting requests.
     pub const fn count(&self) -> u32 {
         self.begun.saturating_add(self.prompts).saturating_add(self.whole)
@@ -60,7 +60,7 @@ impl Awaited {
 
 /// Pauses between the tokens of streams so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Gaps {
+pub struct TokenGaps {
     /// Median.
     pub middle: Duration,
     /// 99th percentile.
@@ -69,18 +69,18 @@ pub struct Gaps {
 
 /// Longest silence of a healthy server, and its basis.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct SilenceLimit {
     /// Limit in seconds.
     pub seconds: f64,
     /// Basis of the limit.
     #[serde(flatten)]
-    pub basis: Basis,
+    pub basis: LimitBasis,
 }
 
 /// Basis of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "basis")]
-pub enum Basis {
+pub enum LimitBasis {
     /// Pauses between tokens so far.
     Tokens {
         /// 99th percentile of token times, in milliseconds.
@@ -110,26 +110,26 @@ pub enum Basis {
     Unseen,
 }
 
-impl std::fmt::Display for Limit {
+impl std::fmt::Display for SilenceLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let limit = Duration::try_from_secs_f64(self.seconds).unwrap_or(Duration::MAX);
         write!(f, "the limit is {}", span(limit))?;
         match self.basis {
-            Basis::Tokens { usual_ms } => {
+            LimitBasis::Tokens { usual_ms } => {
                 write!(f, ", because 99 of 100 tokens so far came within {usual_ms:.0} ms")
             }
-            Basis::Silent { token_ms, tokens } => write!(
+            LimitBasis::Silent { token_ms, tokens } => write!(
                 f,
                 ", because {tokens} tokens of {token_ms:.0} ms each may give no event, and this server cannot be asked \
                  how far it is (`--slots` or `--metrics`)"
             ),
-            Basis::Prompt { tokens, token_ms, media } => {
+            LimitBasis::Prompt { tokens, token_ms, media } => {
                 write!(f, ", because {tokens} tokens of prompt take {token_ms:.2} ms each at the speed so far")?;
                 if media > 0 { write!(f, ", and {media} images or recordings were allowed for") } else { Ok(()) }
             }
-            Basis::Unmeasured => f.write_str(", because its speed is not known yet"),
-            Basis::Unmoved => f.write_str(" for a server that answers questions and computes nothing"),
-            Basis::Unseen => f.write_str(
+            LimitBasis::Unmeasured => f.write_str(", because its speed is not known yet"),
+            LimitBasis::Unmoved => f.write_str(" for a server that answers questions and computes nothing"),
+            LimitBasis::Unseen => f.write_str(
                 ", because the answer comes in one piece and this server cannot be asked how far it is (`--slots` or \
                  `--metrics`)",
             ),
@@ -139,7 +139,7 @@ impl std::fmt::Display for Limit {
 
 /// Prompt speed so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct PromptPace {
     /// Seconds per token at the beginning of a prompt, for the latest prompts.
     prompts: VecDeque<f64>,
 }
@@ -149,7 +149,7 @@ const PROMPTS_KEPT: usize = 32;
 /// Fewer tokens cost as much as this many: reading the model once.
 const PRICED_TOKENS_LEAST: u64 = 64;
 
-impl Pace {
+impl PromptPace {
     /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
     pub(super) fn prompt(&mut self, new: u64, all: u64, ms: f64) {
         if new == 0 || !ms.is_finite() || ms <= 0.0 {
@@ -175,16 +175,18 @@ impl Pace {
     /// `wake`: time of a possible reload.
     pub(super) fn limit(
         &self,
-        awaited: &Awaited,
-        gaps: Option<Gaps>,
+        awaited: &AwaitedWork,
+        gaps: Option<TokenGaps>,
         told: bool,
         wake: Duration,
         policy: &HealthPolicy,
-    ) -> Limit {
+    ) -> SilenceLimit {
         let of_tokens = gaps.map(|gaps| between(gaps, told, policy));
         if awaited.prompts == 0 && awaited.whole == 0 && awaited.left == 0 && awaited.media == 0 {
-            return of_tokens
-                .unwrap_or(Limit { seconds: policy.wedged_after.as_secs_f64(), basis: Basis::Unmeasured });
+            return of_tokens.unwrap_or(SilenceLimit {
+                seconds: policy.wedged_after.as_secs_f64(),
+                basis: LimitBasis::Unmeasured,
+            });
         }
         // Prompts and tokens may share one batch.
         let of_prompts = self.of_prompts(awaited, told, wake, policy);
@@ -195,40 +197,46 @@ impl Pace {
         }
     }
 
-    fn of_prompts(&self, awaited: &Awaited, told: bool, wake: Duration, policy: &HealthPolicy) -> Limit {
+    fn of_prompts(
+        &self,
+        awaited: &AwaitedWork,
+        told: bool,
+        wake: Duration,
+        policy: &HealthPolicy,
+    ) -> SilenceLimit {
         let wake = wake.as_secs_f64();
         // Media are processed one after another; a server that reports progress shows each.
         let media = if told { awaited.media.min(1) } else { awaited.media };
         let pictures = policy.media_patience.as_secs_f64() * f64::from(media);
         if awaited.whole > 0 && !told {
             let seconds = policy.wedged_unseen.as_secs_f64() + wake;
-            return Limit { seconds, basis: Basis::Unseen };
+            return SilenceLimit { seconds, basis: LimitBasis::Unseen };
         }
         let Some(price) = self.price() else {
             let seconds = policy.wedged_after.as_secs_f64() + pictures + wake;
-            return Limit { seconds, basis: Basis::Unmeasured };
+            return SilenceLimit { seconds, basis: LimitBasis::Unmeasured };
         };
         let tokens =
             if told { awaited.prompt_tokens.min(policy.prefill_step) } else { awaited.prompt_tokens };
         let price = price * slowdown(awaited.largest_prompt);
         let seconds = (PREFILL_TIME_FACTOR * exact(tokens.max(PRICED_TOKENS_LEAST)) * price)
             .max(policy.prefill_least.as_secs_f64());
-        let basis = Basis::Prompt { tokens, token_ms: price * 1000.0, media };
-        Limit { seconds: seconds + pictures + wake, basis }
+        let basis = LimitBasis::Prompt { tokens, token_ms: price * 1000.0, media };
+        SilenceLimit { seconds: seconds + pictures + wake, basis }
     }
 }
 
 /// Returns the longest normal pause between two tokens.
-fn between(gaps: Gaps, told: bool, policy: &HealthPolicy) -> Limit {
+fn between(gaps: TokenGaps, told: bool, policy: &HealthPolicy) -> SilenceLimit {
     let usual = gaps.most.as_secs_f64();
     let seconds = (TOKEN_TIME_FACTOR * usual).max(policy.token_least.as_secs_f64());
     if told {
-        return Limit { seconds, basis: Basis::Tokens { usual_ms: usual * 1000.0 } };
+        return SilenceLimit { seconds, basis: LimitBasis::Tokens { usual_ms: usual * 1000.0 } };
     }
     let token = gaps.middle.as_secs_f64();
     let silent = (exact(policy.silent_tokens) * token).max(policy.silent_least.as_secs_f64());
-    let basis = Basis::Silent { token_ms: token * 1000.0, tokens: policy.silent_tokens };
-    Limit { seconds: seconds.max(silent), basis }
+    let basis = LimitBasis::Silent { token_ms: token * 1000.0, tokens: policy.silent_tokens };
+    SilenceLimit { seconds: seconds.max(silent), basis }
 }
 
 /// Cost factor of a token by its depth: attention looks at all earlier tokens.

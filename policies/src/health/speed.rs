@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::Symptom;
+use super::HealthSymptom;
 
 /// Consecutive slow windows, half an hour: other programs' batch jobs are over by then.
 const SLOW_WINDOWS: usize = 6;
@@ -19,7 +19,7 @@ const WINDOW_TIME: Duration = Duration::from_secs(5 * 60);
 
 /// Speeds at a similar number of busy slots.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Speed {
+pub(super) struct SpeedTrend {
     /// Start of the present window; `None` before the first answer.
     begun: Option<Duration>,
     readings: Vec<f64>,
@@ -33,7 +33,7 @@ pub(super) struct Speed {
 /// Readings kept per window: more do not improve the median.
 const READINGS_KEPT: usize = 1024;
 
-impl Speed {
+impl SpeedTrend {
     pub(super) fn take(&mut self, at: Duration, speed: f64) {
         let begun = *self.begun.get_or_insert(at);
         if at.saturating_sub(begun) >= WINDOW_TIME && self.readings.len() >= WINDOW_READINGS {
@@ -62,9 +62,9 @@ impl Speed {
         (!first.is_empty()).then(|| median(&mut first))
     }
 
-    pub(super) fn symptom(&self) -> Option<Symptom> {
+    pub(super) fn symptom(&self) -> Option<HealthSymptom> {
         let baseline = self.baseline().filter(|_| self.slow >= SLOW_WINDOWS)?;
-        Some(Symptom::SlowDecode { now: self.now, baseline })
+        Some(HealthSymptom::SlowDecode { now: self.now, baseline })
     }
 }
 

@@ -3,8 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-fn health() -> Health {
-    Health::new(&crate::defaults().health)
+fn health() -> HealthMonitor {
+    HealthMonitor::new(&crate::defaults().health)
 }
 
 fn minutes(n: u64) -> Duration {
@@ -12,34 +12,41 @@ fn minutes(n: u64) -> Duration {
 }
 
 /// A request waits for an answer in one piece.
-fn at(minute: u64) -> Look {
-    Look { at: minutes(minute), awaited: WHOLE, ..Look::default() }
+fn at(minute: u64) -> HealthObservation {
+    HealthObservation { at: minutes(minute), awaited: WHOLE, ..HealthObservation::default() }
 }
 
-const WHOLE: Awaited =
-    Awaited { begun: 0, prompts: 0, whole: 1, left: 0, prompt_tokens: 100, largest_prompt: 100, media: 0 };
+const WHOLE: AwaitedWork = AwaitedWork {
+    begun: 0,
+    prompts: 0,
+    whole: 1,
+    left: 0,
+    prompt_tokens: 100,
+    largest_prompt: 100,
+    media: 0,
+};
 
-fn limit(seconds: u64, basis: Basis) -> Limit {
-    Limit { seconds: Duration::from_secs(seconds).as_secs_f64(), basis }
+fn limit(seconds: u64, basis: LimitBasis) -> SilenceLimit {
+    SilenceLimit { seconds: Duration::from_secs(seconds).as_secs_f64(), basis }
 }
 
-fn names(health: &Health) -> Vec<Reason> {
-    health.symptoms().iter().map(Symptom::reason).collect()
+fn names(health: &HealthMonitor) -> Vec<Reason> {
+    health.symptoms().iter().map(HealthSymptom::reason).collect()
 }
 
 #[test]
 fn before_anything_was_measured_a_server_that_told_and_is_silent_has_a_long_time() {
     let mut health = health();
-    health.observe(&Look { decodes: Some(7), ..at(0) });
+    health.observe(&HealthObservation { decodes: Some(7), ..at(0) });
     for minute in 1..15 {
         // The server reported its counter once, and does not answer now.
         health.observe(&at(minute));
         assert_eq!(health.symptoms(), [], "minute {minute}");
     }
     health.observe(&at(15));
-    let unmeasured = limit(900, Basis::Unmeasured);
-    assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 900, limit: unmeasured }]);
-    health.observe(&Look { moves: 1, ..at(16) });
+    let unmeasured = limit(900, LimitBasis::Unmeasured);
+    assert_eq!(health.symptoms(), [HealthSymptom::Wedged { seconds: 900, limit: unmeasured }]);
+    health.observe(&HealthObservation { moves: 1, ..at(16) });
     assert_eq!(health.symptoms(), [], "it moves again");
 }
 
@@ -51,21 +58,25 @@ fn without_a_counter_a_long_answer_that_is_not_streamed_is_no_wedge() {
         assert_eq!(health.symptoms(), [], "minute {minute}");
     }
     health.observe(&at(60));
-    let unseen = limit(3600, Basis::Unseen);
-    assert_eq!(health.symptoms(), [Symptom::Wedged { seconds: 3600, limit: unseen }]);
+    let unseen = limit(3600, LimitBasis::Unseen);
+    assert_eq!(health.symptoms(), [HealthSymptom::Wedged { seconds: 3600, limit: unseen }]);
 }
 
 #[test]
 fn a_long_prefill_that_counts_decodes_and_an_idle_night_are_no_wedge() {
     let mut health = health();
     for minute in 0..60 {
-        health.observe(&Look { decodes: Some(minute), ..at(minute) });
+        health.observe(&HealthObservation { decodes: Some(minute), ..at(minute) });
     }
     assert_eq!(health.symptoms(), []);
     for minute in 60..600 {
-        health.observe(&Look { awaited: Awaited::default(), decodes: Some(59), ..at(minute) });
+        health.observe(&HealthObservation {
+            awaited: AwaitedWork::default(),
+            decodes: Some(59),
+            ..at(minute)
+        });
     }
-    health.observe(&Look { decodes: Some(59), ..at(600) });
+    health.observe(&HealthObservation { decodes: Some(59), ..at(600) });
     assert_eq!(health.symptoms(), [], "the request has only just come");
 }
 
@@ -78,32 +89,37 @@ fn a_machine_that_slept_with_a_request_in_flight_is_not_wedged_when_it_wakes() {
 }
 
 /// Observes every five seconds, with only the time changing, until a verdict; returns its time and its limit.
-fn until_wedged(health: &mut Health, look: Look, from: u64, most: u64) -> Option<(u64, Limit)> {
+fn until_wedged(
+    health: &mut HealthMonitor,
+    look: HealthObservation,
+    from: u64,
+    most: u64,
+) -> Option<(u64, SilenceLimit)> {
     (from..from + most).step_by(5).find_map(|second| {
-        health.observe(&Look { at: Duration::from_secs(second), ..look });
+        health.observe(&HealthObservation { at: Duration::from_secs(second), ..look });
         health.symptoms().into_iter().find_map(|symptom| match symptom {
-            Symptom::Wedged { limit, .. } => Some((second - from, limit)),
+            HealthSymptom::Wedged { limit, .. } => Some((second - from, limit)),
             _ => None,
         })
     })
 }
 
-const STREAM: Awaited =
-    Awaited { begun: 1, prompts: 0, whole: 0, left: 0, prompt_tokens: 0, largest_prompt: 0, media: 0 };
+const STREAM: AwaitedWork =
+    AwaitedWork { begun: 1, prompts: 0, whole: 0, left: 0, prompt_tokens: 0, largest_prompt: 0, media: 0 };
 
-fn gaps(middle_ms: u64, most_ms: u64) -> Gaps {
-    Gaps { middle: Duration::from_millis(middle_ms), most: Duration::from_millis(most_ms) }
+fn gaps(middle_ms: u64, most_ms: u64) -> TokenGaps {
+    TokenGaps { middle: Duration::from_millis(middle_ms), most: Duration::from_millis(most_ms) }
 }
 
 #[test]
 fn between_tokens_the_limit_follows_what_the_tokens_so_far_took_and_says_so() {
     for (most_ms, seconds) in [(50, 20), (2_000, 40)] {
-        let look = Look {
+        let look = HealthObservation {
             awaited: STREAM,
             moves: 40,
             gaps: Some(gaps(40, most_ms)),
             tells: true,
-            ..Look::default()
+            ..HealthObservation::default()
         };
         let (found, limit) = until_wedged(&mut health(), look, 0, 600).unwrap();
         assert_eq!(found, seconds, "a gap of {most_ms} ms");
@@ -119,30 +135,39 @@ fn between_tokens_the_limit_follows_what_the_tokens_so_far_took_and_says_so() {
 fn tokens_that_give_no_event_are_no_wedge_where_the_server_says_that_it_computes_or_cannot_be_asked() {
     // A tool call of some minutes: the slot mark changes.
     let mut asked = health();
-    let look =
-        Look { awaited: STREAM, moves: 40, gaps: Some(gaps(100, 200)), tells: true, ..Look::default() };
+    let look = HealthObservation {
+        awaited: STREAM,
+        moves: 40,
+        gaps: Some(gaps(100, 200)),
+        tells: true,
+        ..HealthObservation::default()
+    };
     for second in (0..600).step_by(5) {
-        let slots = Some(Slots { busy: 1, mark: second });
-        asked.observe(&Look { at: Duration::from_secs(second), slots, ..look });
+        let slots = Some(SlotActivity { busy: 1, mark: second });
+        asked.observe(&HealthObservation { at: Duration::from_secs(second), slots, ..look });
         assert_eq!(asked.symptoms(), [], "second {second}");
     }
     // A server that does not report its progress has the time of a long tool call.
-    let untold = Look { tells: false, ..look };
+    let untold = HealthObservation { tells: false, ..look };
     let (found, limit) = until_wedged(&mut health(), untold, 0, 3600).unwrap();
-    assert_eq!((found, limit.basis), (410, Basis::Silent { token_ms: 100.0, tokens: 4096 }));
+    assert_eq!((found, limit.basis), (410, LimitBasis::Silent { token_ms: 100.0, tokens: 4096 }));
 }
 
 #[test]
 fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_speed() {
-    let waits = |tokens: u64| Awaited {
+    let waits = |tokens: u64| AwaitedWork {
         begun: 1,
         prompts: 1,
         prompt_tokens: tokens,
         largest_prompt: tokens,
-        ..Awaited::default()
+        ..AwaitedWork::default()
     };
-    let look =
-        |tokens, tells| Look { awaited: waits(tokens), gaps: Some(gaps(20, 40)), tells, ..Look::default() };
+    let look = |tokens, tells| HealthObservation {
+        awaited: waits(tokens),
+        gaps: Some(gaps(20, 40)),
+        tells,
+        ..HealthObservation::default()
+    };
     // 50 tokens per second: a slow processor.
     let slow = || {
         let mut health = health();
@@ -171,53 +196,74 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
 
 #[test]
 fn an_image_a_sleep_and_a_first_request_have_their_time() {
-    let image =
-        Awaited { prompts: 1, prompt_tokens: 100, largest_prompt: 100, media: 2, ..Awaited::default() };
-    let look = Look { awaited: image, tells: true, ..Look::default() };
+    let image = AwaitedWork {
+        prompts: 1,
+        prompt_tokens: 100,
+        largest_prompt: 100,
+        media: 2,
+        ..AwaitedWork::default()
+    };
+    let look = HealthObservation { awaited: image, tells: true, ..HealthObservation::default() };
     let mut measured = health();
     measured.prompt(100, 100, 100.0);
     assert_eq!(until_wedged(&mut measured.clone(), look, 0, 4000).unwrap().0, 360);
-    let wakes = Look { wake: Duration::from_secs(100), ..look };
+    let wakes = HealthObservation { wake: Duration::from_secs(100), ..look };
     assert_eq!(until_wedged(&mut measured, wakes, 0, 4000).unwrap().0, 460);
     assert_eq!(until_wedged(&mut health(), look, 0, 4000).unwrap().0, 1200, "nothing was measured yet");
 }
 
 #[test]
 fn time_in_which_it_was_stopped_or_paged_is_not_held_against_it() {
-    let look = Look { awaited: STREAM, gaps: Some(gaps(20, 40)), tells: true, ..Look::default() };
+    let look = HealthObservation {
+        awaited: STREAM,
+        gaps: Some(gaps(20, 40)),
+        tells: true,
+        ..HealthObservation::default()
+    };
     let mut stopped = health();
-    assert_eq!(until_wedged(&mut stopped, Look { hindered: true, ..look }, 0, 7200), None);
+    assert_eq!(until_wedged(&mut stopped, HealthObservation { hindered: true, ..look }, 0, 7200), None);
     let (found, _) = until_wedged(&mut stopped, look, 7200, 600).unwrap();
     assert_eq!(found, 15, "it is on its own again, and silent since");
 }
 
 #[test]
 fn a_server_whose_loop_turns_with_nothing_to_do_waits_for_somebody_else() {
-    let look = Look { awaited: STREAM, gaps: Some(gaps(20, 40)), tells: true, ..Look::default() };
-    let idle = Look { slots: Some(Slots { busy: 0, mark: 7 }), ..look };
+    let look = HealthObservation {
+        awaited: STREAM,
+        gaps: Some(gaps(20, 40)),
+        tells: true,
+        ..HealthObservation::default()
+    };
+    let idle = HealthObservation { slots: Some(SlotActivity { busy: 0, mark: 7 }), ..look };
     assert_eq!(until_wedged(&mut health(), idle, 0, 7200), None);
     // The server answers and is busy, without progress.
-    let stuck = Look { slots: Some(Slots { busy: 1, mark: 7 }), ..look };
+    let stuck = HealthObservation { slots: Some(SlotActivity { busy: 1, mark: 7 }), ..look };
     let (found, limit) = until_wedged(&mut health(), stuck, 0, 7200).unwrap();
-    assert_eq!((found, limit.basis), (900, Basis::Unmoved));
+    assert_eq!((found, limit.basis), (900, LimitBasis::Unmoved));
 }
 
 #[test]
 fn who_owes_nothing_is_never_wedged() {
     // Clients that do not read: no event passes, and none is awaited.
-    let look = Look { awaited: Awaited::default(), gaps: Some(gaps(20, 40)), tells: true, ..Look::default() };
+    let look = HealthObservation {
+        awaited: AwaitedWork::default(),
+        gaps: Some(gaps(20, 40)),
+        tells: true,
+        ..HealthObservation::default()
+    };
     assert_eq!(until_wedged(&mut health(), look, 0, 100_000), None);
 }
 
 #[test]
 fn errors_of_the_computation_in_a_row_are_a_symptom_and_a_success_ends_it() {
     let mut health = health();
-    let errors = |compute_errors| Look { awaited: Awaited::default(), compute_errors, ..at(1) };
+    let errors =
+        |compute_errors| HealthObservation { awaited: AwaitedWork::default(), compute_errors, ..at(1) };
     health.observe(&errors(7));
     assert_eq!(health.symptoms(), []);
     health.observe(&errors(8));
-    assert_eq!(health.symptoms(), [Symptom::ComputeErrors { in_a_row: 8 }]);
-    assert_eq!(health.symptoms()[0].action(), Action::DrainNow);
+    assert_eq!(health.symptoms(), [HealthSymptom::ComputeErrors { in_a_row: 8 }]);
+    assert_eq!(health.symptoms()[0].action(), RecycleAction::DrainNow);
     health.observe(&errors(0));
     assert_eq!(health.symptoms(), []);
 }
@@ -229,12 +275,12 @@ fn a_gpu_that_fell_off_the_bus_is_a_symptom_and_another_programs_fault_is_not() 
     assert_eq!(health.symptoms(), []);
     health.xid(GpuIndex(1), 79);
     health.xid(GpuIndex(1), 79);
-    assert_eq!(health.symptoms(), [Symptom::DeviceFault { gpu: GpuIndex(1), xid: 79 }]);
+    assert_eq!(health.symptoms(), [HealthSymptom::DeviceFault { gpu: GpuIndex(1), xid: 79 }]);
     assert_eq!(health.symptoms()[0].series(), Some(MemoryKind::Vram(GpuIndex(1))));
 }
 
 /// Ten answers per minute, each at this speed.
-fn answers(health: &mut Health, from: u64, to: u64, speed: f64, busy: u32) {
+fn answers(health: &mut HealthMonitor, from: u64, to: u64, speed: f64, busy: u32) {
     for second in (from * 60..to * 60).step_by(6) {
         health.speed(Duration::from_secs(second), 100, 100.0 / speed, busy);
     }
@@ -247,7 +293,7 @@ fn decoding_at_less_than_half_of_its_own_speed_for_half_an_hour_is_a_symptom() {
     answers(&mut health, 60, 85, 15.0, 1);
     assert_eq!(health.symptoms(), [], "not for long enough");
     answers(&mut health, 85, 105, 15.0, 1);
-    let [Symptom::SlowDecode { now, baseline }] = health.symptoms()[..] else { panic!("{health:?}") };
+    let [HealthSymptom::SlowDecode { now, baseline }] = health.symptoms()[..] else { panic!("{health:?}") };
     assert!((now - 15.0).abs() < 1e-9 && (baseline - 40.0).abs() < 1e-9, "{now} {baseline}");
     answers(&mut health, 105, 120, 38.0, 1);
     assert_eq!(health.symptoms(), [], "it has recovered");
@@ -280,10 +326,10 @@ proptest! {
         steps in proptest::collection::vec((1u64..14, 0u32..4, any::<bool>()), 1..100)
     ) {
         let mut health = health();
-        let mut look = Look::default();
+        let mut look = HealthObservation::default();
         for (minutes_later, whole, by_events) in steps {
             look.at += minutes(minutes_later);
-            look.awaited = Awaited { whole, ..Awaited::default() };
+            look.awaited = AwaitedWork { whole, ..AwaitedWork::default() };
             if by_events { look.moves += 1 } else { look.decodes = Some(look.decodes.unwrap_or(0) + 1) }
             health.observe(&look);
             prop_assert!(health.symptoms().is_empty());

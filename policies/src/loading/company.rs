@@ -10,19 +10,22 @@
 use std::time::Duration;
 
 use super::room::{self, Compatibility};
-use super::{Kept, Loading, Model, Order, Place, Seen, State, Who, Wish};
+use super::{
+    LoadWish, LoadedModel, LoaderOrder, LoadingState, ModelActivity, ModelId, ModelLoadState, Placement,
+    Reservations,
+};
 
-impl Loading {
+impl LoadingState {
     /// Returns the absent companions of a model, with their own companions, that may be loaded and fit next
     /// to pinned models.
-    pub(super) fn party(&self, name: &Who) -> Vec<Who> {
+    pub(super) fn party(&self, name: &ModelId) -> Vec<ModelId> {
         let Some(model) = self.models.get(name).filter(|model| !model.spec.with.is_empty()) else {
             return Vec::new();
         };
-        let (stays, mut party): (Vec<Who>, Vec<Who>) =
+        let (stays, mut party): (Vec<ModelId>, Vec<ModelId>) =
             self.all_companions(name).into_iter().partition(|who| self.models[who].stays());
         let forever = self.models.iter().filter(|(_, model)| model.stays_for_good()).map(|(who, _)| who);
-        let mut may_be: Vec<Who> = forever.chain(&stays).chain([name]).cloned().collect();
+        let mut may_be: Vec<ModelId> = forever.chain(&stays).chain([name]).cloned().collect();
         party.retain(|who| {
             let good = !may_be.iter().any(|other| self.exclude(who, other));
             if good {
@@ -31,21 +34,21 @@ impl Loading {
             good
         });
         // Companions that are already loaded stay for the model.
-        let mobile: Vec<&Who> = self.mobile().into_iter().filter(|who| !stays.contains(who)).collect();
+        let mobile: Vec<&ModelId> = self.mobile().into_iter().filter(|who| !stays.contains(who)).collect();
         let left = self.left_if_gone(&mobile);
         let fits =
             room::fit_with((name, model), &self.members(&party), &left, self.numbers.make_room).is_some();
-        let wish = Wish { name, kept: &[], free: None, party: &party };
+        let wish = LoadWish { name, kept: &[], free: None, party: &party };
         if fits && self.company(&wish, &mobile) != Compatibility::Bad { party } else { Vec::new() }
     }
 
     /// Returns all companions of a model, direct and indirect, and the model itself.
-    pub(super) fn all_companions(&self, name: &Who) -> Vec<Who> {
+    pub(super) fn all_companions(&self, name: &ModelId) -> Vec<ModelId> {
         let mut all = vec![name.clone()];
         let mut next = 0;
         while let Some(model) = all.get(next).and_then(|who| self.models.get(who)) {
             let named = model.spec.with.iter().filter_map(|name| self.living(name));
-            let news: Vec<Who> = named.filter(|who| !all.contains(who)).cloned().collect();
+            let news: Vec<ModelId> = named.filter(|who| !all.contains(who)).cloned().collect();
             all.extend(news);
             next += 1;
         }
@@ -54,89 +57,102 @@ impl Loading {
     }
 
     /// Returns the configured model of this name.
-    fn living(&self, name: &crate::ModelName) -> Option<&Who> {
+    fn living(&self, name: &crate::ModelName) -> Option<&ModelId> {
         self.models.keys().filter(|who| who.name == *name).max_by_key(|who| who.life)
     }
 
-    pub(super) fn members(&self, all: &[Who]) -> Vec<(&Who, &Model)> {
+    pub(super) fn members(&self, all: &[ModelId]) -> Vec<(&ModelId, &LoadedModel)> {
         all.iter().filter_map(|who| self.models.get_key_value(who)).collect()
     }
 
     /// Loaded models that have companions.
-    fn hosts(&self) -> impl Iterator<Item = (&Who, &Model)> {
+    fn hosts(&self) -> impl Iterator<Item = (&ModelId, &LoadedModel)> {
         self.models.iter().filter(|(_, model)| model.stays() && !model.spec.with.is_empty())
     }
 
     /// Returns the loaded models that have this one as a companion, and so are unloaded with it.
-    pub(super) fn unloaded_with(&self, name: &Who) -> Vec<Who> {
+    pub(super) fn unloaded_with(&self, name: &ModelId) -> Vec<ModelId> {
         let hosts = self.hosts().map(|(who, _)| who).filter(|who| *who != name);
         hosts.filter(|who| self.all_companions(who).contains(name)).cloned().collect()
     }
 
     /// Returns true if a pinned model holds this one as its companion.
-    pub(super) fn is_held(&self, name: &Who) -> bool {
+    pub(super) fn is_held(&self, name: &ModelId) -> bool {
         let forever = self.hosts().filter(|(who, model)| *who != name && model.stays_for_good());
         forever.into_iter().any(|(who, _)| self.all_companions(who).contains(name))
     }
 
     /// Returns the companions of loaded models. A model whose own TTL has passed holds no companions.
-    pub fn held_companions(&self, seen: impl Fn(&Who) -> Seen) -> Vec<Who> {
-        let rests = |who: &Who, model: &Model| {
+    pub fn held_companions(&self, seen: impl Fn(&ModelId) -> ModelActivity) -> Vec<ModelId> {
+        let rests = |who: &ModelId, model: &LoadedModel| {
             let seen = seen(who);
             !seen.is_in_use() && model.spec.ttl.is_some_and(|ttl| seen.idle_for >= ttl)
         };
         let hosts = self.hosts().filter(|(who, model)| !rests(who, model));
-        let mut all: Vec<Who> = hosts.flat_map(|(who, _)| self.all_companions(who)).collect();
+        let mut all: Vec<ModelId> = hosts.flat_map(|(who, _)| self.all_companions(who)).collect();
         all.sort();
         all.dedup();
         all
     }
 
     /// Calls the companions of an admitted model.
-    pub(super) fn call(&mut self, party: Vec<Who>, now: Duration) -> Vec<Order> {
+    pub(super) fn call(&mut self, party: Vec<ModelId>, now: Duration) -> Vec<LoaderOrder> {
         for who in party {
             if let Some(model) = self.models.get_mut(&who) {
-                model.comes_again = matches!(model.state, State::Out | State::Leaves);
+                model.comes_again = matches!(model.state, ModelLoadState::Out | ModelLoadState::Leaves);
             }
         }
         self.call_pending(now)
     }
 
     /// Calls the pending companions that are unloaded by now.
-    pub(super) fn call_pending(&mut self, now: Duration) -> Vec<Order> {
-        let out = self.models.iter_mut().filter(|(_, model)| model.comes_again && model.state == State::Out);
+    pub(super) fn call_pending(&mut self, now: Duration) -> Vec<LoaderOrder> {
+        let out = self
+            .models
+            .iter_mut()
+            .filter(|(_, model)| model.comes_again && model.state == ModelLoadState::Out);
         out.map(|(who, model)| {
-            (model.comes_again, model.state) = (false, State::Called { since: now });
-            Order::Call { model: who.clone() }
+            (model.comes_again, model.state) = (false, ModelLoadState::Called { since: now });
+            LoaderOrder::Call { model: who.clone() }
         })
         .collect()
     }
 
     /// Moves a model that was called to the end of the queue.
-    pub(super) fn wait_in_line(&mut self, name: &Who) {
+    pub(super) fn wait_in_line(&mut self, name: &ModelId) {
         self.wishes += 1;
         let wishes = self.wishes;
-        if let Some(State::Wants { place, .. }) = self.models.get_mut(name).map(|model| &mut model.state) {
+        if let Some(ModelLoadState::Wants { place, .. }) =
+            self.models.get_mut(name).map(|model| &mut model.state)
+        {
             *place = wishes;
         }
     }
 
     /// Returns the room reserved for called companions. A companion that does not answer in time loses its
     /// reservation.
-    pub(super) fn kept_for_called(&mut self, now: Duration, free: Option<&room::MemoryAmounts>) -> Kept {
+    pub(super) fn kept_for_called(
+        &mut self,
+        now: Duration,
+        free: Option<&room::MemoryAmounts>,
+    ) -> Reservations {
         let patience = self.numbers.called;
         for model in self.models.values_mut() {
-            if matches!(model.state, State::Called { since } if now.saturating_sub(since) >= patience) {
-                model.state = State::Out;
+            if matches!(model.state, ModelLoadState::Called { since } if now.saturating_sub(since) >= patience)
+            {
+                model.state = ModelLoadState::Out;
             }
         }
-        let called = self.models.iter().filter(|(_, model)| matches!(model.state, State::Called { .. }));
-        let mut kept: Kept = Vec::new();
+        let called =
+            self.models.iter().filter(|(_, model)| matches!(model.state, ModelLoadState::Called { .. }));
+        let mut kept: Reservations = Vec::new();
         for (who, model) in called {
-            let wish = Wish { name: who, kept: &kept, free, party: &[] };
+            let wish = LoadWish { name: who, kept: &kept, free, party: &[] };
             let promised = match self.place(&wish, &[]) {
-                Place::Now(_, promised, _) | Place::Later(promised, _) => promised.plus(&room::mapped(model)),
-                Place::Nowhere => room::MemoryAmounts::none(),
+                Placement::Now(_, promised, _) | Placement::Later(promised, _) => {
+                    promised.plus(&room::mapped(model))
+                }
+                Placement::Nowhere => room::MemoryAmounts::none(),
             };
             kept.push((who.clone(), promised));
         }
@@ -144,9 +160,9 @@ impl Loading {
     }
 }
 
-impl Model {
+impl LoadedModel {
     /// Returns true if the model is loaded and is not being unloaded.
     fn stays(&self) -> bool {
-        self.is_there() && self.state != State::Leaves
+        self.is_there() && self.state != ModelLoadState::Leaves
     }
 }

@@ -3,26 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{Loading, Model, Numbers, Place, Seen, State, Who, Wish};
+use super::{
+    LoadWish, LoadedModel, LoadingConfig, LoadingState, ModelActivity, ModelId, ModelLoadState, Placement,
+};
 
 /// Most candidates for which all combinations are tried; more are unloaded one by one, cheapest first.
 const COMBINATION_LIMIT: usize = 12;
 
 /// Value of keeping models that can only be unloaded together, and the models.
-type EvictionGroup = (f64, Vec<Who>);
+type EvictionGroup = (f64, Vec<ModelId>);
 
 /// Seconds until the next request of a model in use: less than for any idle model.
 const IN_USE_SECONDS: f64 = 0.1;
 
-impl Loading {
+impl LoadingState {
     /// Chooses the models whose unloading costs least and makes enough room; empty if no set does.
     pub(super) fn choose_evictions(
         &self,
-        wish: &Wish<'_>,
+        wish: &LoadWish<'_>,
         now: Duration,
-        seen: &BTreeMap<Who, Seen>,
-    ) -> Vec<Who> {
-        let may_leave = |who: &Who| {
+        seen: &BTreeMap<ModelId, ModelActivity>,
+    ) -> Vec<ModelId> {
+        let may_leave = |who: &ModelId| {
             let model = self.models.get(who);
             model.is_some_and(|model| !model.spec.pin && self.may_leave(model, now, seen[who]))
         };
@@ -69,24 +71,24 @@ impl Loading {
     }
 
     /// Returns true if a loaded model has the wanted one as an absent companion, and so would call it.
-    fn calls(&self, there: &Who, wanted: &Who) -> bool {
+    fn calls(&self, there: &ModelId, wanted: &ModelId) -> bool {
         self.models.get(there).is_some_and(|model| !model.spec.with.is_empty())
             && self.party(there).contains(wanted)
     }
 
     /// Returns true if a model may be unloaded now: not in use, or in use for its full turn.
-    fn may_leave(&self, model: &Model, now: Duration, seen: Seen) -> bool {
+    fn may_leave(&self, model: &LoadedModel, now: Duration, seen: ModelActivity) -> bool {
         if model.spec.guest {
-            return matches!(model.state, State::Comes { .. } | State::Serves { .. });
+            return matches!(model.state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. });
         }
-        let State::Serves { since } = model.state else { return false };
+        let ModelLoadState::Serves { since } = model.state else { return false };
         let is_used = seen.is_in_use()
             || model.demand.expected(seen.idle_for) < model.load_time.as_secs_f64() * self.numbers.turn_soon;
         !is_used || now.saturating_sub(since) >= self.turn(model)
     }
 
-    fn turn(&self, model: &Model) -> Duration {
-        let Numbers { turn_loads, turn_least, turn_most, .. } = self.numbers;
+    fn turn(&self, model: &LoadedModel) -> Duration {
+        let LoadingConfig { turn_loads, turn_least, turn_most, .. } = self.numbers;
         let turn =
             Duration::try_from_secs_f64(model.load_time.as_secs_f64() * turn_loads).unwrap_or(turn_most);
         turn.max(turn_least).min(turn_most)
@@ -94,7 +96,7 @@ impl Loading {
 
     /// Value of keeping a model: the load and prompt evaluation that it saves, divided by the time to its
     /// next request.
-    fn worth(&self, model: &Model, seen: Seen) -> f64 {
+    fn worth(&self, model: &LoadedModel, seen: ModelActivity) -> f64 {
         if model.spec.guest {
             return 0.0;
         }
@@ -108,11 +110,11 @@ impl Loading {
             * if leaks { self.numbers.leaker } else { 1.0 }
     }
 
-    fn is_enough(&self, wish: &Wish<'_>, leave: &[&Who]) -> bool {
-        !matches!(self.place(wish, leave), Place::Nowhere)
+    fn is_enough(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> bool {
+        !matches!(self.place(wish, leave), Placement::Nowhere)
     }
 
-    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<Who>> {
+    fn cheapest_set(&self, wish: &LoadWish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<ModelId>> {
         let of = |set: u32| {
             (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
         };
@@ -127,7 +129,7 @@ impl Loading {
         })
     }
 
-    fn first_enough(&self, wish: &Wish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<Who>> {
+    fn first_enough(&self, wish: &LoadWish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<ModelId>> {
         let all: Vec<&EvictionGroup> = candidates.iter().collect();
         let enough = (1..=all.len()).find(|count| self.is_enough(wish, &distinct_models(&all[..*count])))?;
         let mut leave = all[..enough].to_vec();
@@ -144,7 +146,7 @@ impl Loading {
 }
 
 /// All models of the sets, each once.
-fn distinct_models<'a>(sets: &[&'a EvictionGroup]) -> Vec<&'a Who> {
-    let all: BTreeSet<&Who> = sets.iter().flat_map(|(_, leave)| leave).collect();
+fn distinct_models<'a>(sets: &[&'a EvictionGroup]) -> Vec<&'a ModelId> {
+    let all: BTreeSet<&ModelId> = sets.iter().flat_map(|(_, leave)| leave).collect();
     all.into_iter().collect()
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::room::MemoryAmounts;
 use crate::ModelName;
-use crate::book::Needs;
+use crate::book::MemoryNeeds;
 
 /// Identifies a model. A model that was removed and configured again under the same name has another
 /// identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Who {
+pub struct ModelId {
     /// Configured name.
     pub name: ModelName,
     /// Distinguishes successive models of the same name.
@@ -21,7 +21,7 @@ pub struct Who {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadSpec {
     /// Needs of one process. `None` if unknown: the model is admitted and counts with its measured memory.
-    pub needs: Option<Needs>,
+    pub needs: Option<MemoryNeeds>,
     /// Number of processes.
     pub replicas: u32,
     /// GPUs that the model may use; empty: any.
@@ -45,7 +45,7 @@ pub struct LoadSpec {
 
 /// Observed requests of a model at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ModelActivity {
     /// Total requests so far.
     pub asked: u64,
     /// Requests that wait.
@@ -58,7 +58,7 @@ pub struct Seen {
     pub conversations: Duration,
 }
 
-impl Seen {
+impl ModelActivity {
     pub(super) const fn is_in_use(&self) -> bool {
         self.waiting > 0 || self.in_flight > 0
     }
@@ -67,7 +67,7 @@ impl Seen {
 /// Measured memory of all processes of a model.
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct ModelReading {
     /// Bytes per memory, without the mapped model file.
     pub held: MemoryAmounts,
     /// GPU memory is unknown, so the promise counts instead.
@@ -82,7 +82,7 @@ pub struct Reading {
 
 /// Reasons for which a model waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lacks {
+pub struct MissingRoom {
     /// Needs of all processes, each on one GPU, if known.
     pub needed: Option<MemoryAmounts>,
     /// Bytes left for the model: not promised, not in use, and not reserved for earlier waiters.
@@ -93,35 +93,35 @@ pub struct Lacks {
 
 /// Order to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum LoaderOrder {
     /// Start the processes of a model on the given GPUs; an empty list leaves the choice to the command.
     Load {
         /// Model to load.
-        model: Who,
+        model: ModelId,
         /// GPUs of each replica.
         places: Vec<Vec<usize>>,
     },
     /// Drain a model and stop it.
     Unload {
         /// Model to unload.
-        model: Who,
+        model: ModelId,
         /// Model that needs the room.
-        makes_room_for: Who,
+        makes_room_for: ModelId,
     },
     /// Make a companion ask to be loaded; room is reserved for it.
     Call {
         /// Companion to call.
-        model: Who,
+        model: ModelId,
     },
     /// Ask a model's processes to reclaim memory while they serve.
     GiveBack {
         /// Model to ask.
-        model: Who,
+        model: ModelId,
     },
     /// A model fits in place with its new settings: its processes may be replaced.
     Stay {
         /// Model to renew.
-        model: Who,
+        model: ModelId,
         /// GPUs of each replica.
         places: Vec<Vec<usize>>,
         /// Old and new processes fit at the same time.
@@ -131,8 +131,8 @@ pub enum Order {
     /// loaded.
     Anew {
         /// Model to stop.
-        model: Who,
+        model: ModelId,
         /// Missing memory. `left` is the room the model would have after the stop.
-        lacks: Lacks,
+        lacks: MissingRoom,
     },
 }

@@ -1,21 +1,21 @@
 //! Guests: models that stay loaded only while no other model needs their room.
 
-use super::next::Place;
-use super::state::State;
-use super::{Loading, MemoryAmounts, Order, Who, Wish};
+use super::next::Placement;
+use super::state::ModelLoadState;
+use super::{LoadWish, LoaderOrder, LoadingState, MemoryAmounts, ModelId};
 
-impl Loading {
+impl LoadingState {
     /// Returns the loaded guests.
-    pub(super) fn guests(&self) -> Vec<&Who> {
-        let there = |state| matches!(state, State::Comes { .. } | State::Serves { .. });
+    pub(super) fn guests(&self) -> Vec<&ModelId> {
+        let there = |state| matches!(state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. });
         let guests = self.models.iter().filter(|(_, model)| model.spec.guest && there(model.state));
         guests.map(|(who, _)| who).collect()
     }
 
     /// Returns all guests, if unloading them frees enough room for the wish.
-    pub(super) fn guests_leaving_for(&self, wish: &Wish<'_>) -> Vec<Who> {
+    pub(super) fn guests_leaving_for(&self, wish: &LoadWish<'_>) -> Vec<ModelId> {
         let guests = self.guests();
-        if guests.is_empty() || matches!(self.place(wish, &guests), Place::Nowhere) {
+        if guests.is_empty() || matches!(self.place(wish, &guests), Placement::Nowhere) {
             return Vec::new();
         }
         guests.into_iter().cloned().collect()
@@ -23,16 +23,16 @@ impl Loading {
 
     /// Unloads all guests once a model with new settings does not fit next to them. The model stays loaded
     /// until the guests are gone.
-    pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<Order> {
+    pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
         let remade = self.models.iter().filter(|(_, model)| model.remade.is_some() && !model.spec.guest);
-        let crowded: Vec<Who> =
+        let crowded: Vec<ModelId> =
             remade.filter(|(who, _)| !self.stays_beside_all(who, free)).map(|(who, _)| who.clone()).collect();
         let Some(first) = crowded.first() else { return Vec::new() };
-        let guests: Vec<Who> = self.guests().into_iter().cloned().collect();
+        let guests: Vec<ModelId> = self.guests().into_iter().cloned().collect();
         let mut orders = Vec::new();
         for guest in guests {
             self.part(&guest);
-            orders.push(Order::Unload { model: guest, makes_room_for: first.clone() });
+            orders.push(LoaderOrder::Unload { model: guest, makes_room_for: first.clone() });
         }
         orders
     }

@@ -36,17 +36,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::demand::RequestDemand;
-pub use self::facts::{Lacks, LoadSpec, Order, Reading, Seen, Who};
-use self::next::{Kept, Place, Wish};
+pub use self::facts::{LoadSpec, LoaderOrder, MissingRoom, ModelActivity, ModelId, ModelReading};
+use self::next::{LoadWish, Placement, Reservations};
 use self::returning::ReturningMemory;
-pub use self::room::{MemoryAmounts, Never};
-use self::state::{Model, State};
+pub use self::room::{LoadRefusal, MemoryAmounts};
+use self::state::{LoadedModel, ModelLoadState};
 use crate::units;
 
 /// Settings of the loader. `defaults.toml`, section `[loading]`, gives the reasons.
-pub type Numbers = crate::defaults::Loading;
+pub type LoadingConfig = crate::defaults::Loading;
 
-impl Numbers {
+impl LoadingConfig {
     /// Returns the part of a host's bytes that models may use.
     pub fn left_of_host(&self, bytes: u64) -> u64 {
         units::scale(bytes, 1.0 - self.host_kept)
@@ -60,14 +60,14 @@ impl Numbers {
 
 /// Memory state of all models of a fleet.
 #[derive(Debug)]
-pub struct Loading {
-    numbers: Numbers,
+pub struct LoadingState {
+    numbers: LoadingConfig,
     /// Memory that all models together may use.
     capacity: MemoryAmounts,
-    models: BTreeMap<Who, Model>,
+    models: BTreeMap<ModelId, LoadedModel>,
     wishes: u64,
     /// Room reserved for waiting models by the last decision.
-    kept: Kept,
+    kept: Reservations,
     /// Free memory as it would be if the models now taking memory had taken none.
     before: Option<MemoryAmounts>,
     /// Memory of ended processes that does not show as free yet.
@@ -76,10 +76,10 @@ pub struct Loading {
     comes_back: Option<MemoryAmounts>,
 }
 
-impl Loading {
+impl LoadingState {
     /// Creates an empty state without limits, because the machine's capacity is unknown yet.
-    pub fn new(numbers: Numbers) -> Self {
-        let kept = Kept::new();
+    pub fn new(numbers: LoadingConfig) -> Self {
+        let kept = Reservations::new();
         Self {
             numbers,
             capacity: MemoryAmounts::everything(),
@@ -93,18 +93,19 @@ impl Loading {
     }
 
     /// Replaces the settings.
-    pub fn set_numbers(&mut self, numbers: Numbers) {
+    pub fn set_numbers(&mut self, numbers: LoadingConfig) {
         self.numbers = numbers;
     }
 
     /// Returns the models that wait for room, with the reasons.
-    pub fn waiting(&self, free: Option<&MemoryAmounts>) -> Vec<(Who, Lacks)> {
-        let waiting = self.models.iter().filter(|(_, model)| matches!(model.state, State::Wants { .. }));
-        let lacks = |who: &Who, model: &Model| {
+    pub fn waiting(&self, free: Option<&MemoryAmounts>) -> Vec<(ModelId, MissingRoom)> {
+        let waiting =
+            self.models.iter().filter(|(_, model)| matches!(model.state, ModelLoadState::Wants { .. }));
+        let lacks = |who: &ModelId, model: &LoadedModel| {
             let kept = room::kept_for_others(&self.kept, who);
-            let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
+            let wish = LoadWish { name: who, kept: &self.kept, free, party: &[] };
             let company = self.company(&wish, &[]) == room::Compatibility::Good;
-            Lacks { needed: room::needed(model), left: self.left(free).minus(&kept), company: !company }
+            MissingRoom { needed: room::needed(model), left: self.left(free).minus(&kept), company: !company }
         };
         waiting.map(|(who, model)| (who.clone(), lacks(who, model))).collect()
     }
@@ -115,7 +116,7 @@ impl Loading {
     }
 
     /// Adds a model, or replaces its specification.
-    pub fn set(&mut self, model: &Who, spec: LoadSpec) {
+    pub fn set(&mut self, model: &ModelId, spec: LoadSpec) {
         match self.models.get_mut(model) {
             Some(known) => {
                 if (&known.spec.needs, known.spec.replicas, &known.spec.gpus)
@@ -126,47 +127,47 @@ impl Loading {
                 }
                 known.spec = spec;
             }
-            None => drop(self.models.insert(model.clone(), Model::new(spec))),
+            None => drop(self.models.insert(model.clone(), LoadedModel::new(spec))),
         }
     }
 
     /// Removes a model that is neither configured nor loaded.
-    pub fn forget(&mut self, model: &Who) {
+    pub fn forget(&mut self, model: &ModelId) {
         self.models.remove(model);
         self.kept.retain(|(who, _)| who != model);
     }
 
     /// Queues a model for loading. With `urgent` others are unloaded for it even without waiting requests.
     /// No effect if it is loaded.
-    pub fn wants(&mut self, model: &Who, urgent: bool) {
+    pub fn wants(&mut self, model: &ModelId, urgent: bool) {
         self.wishes += 1;
         let place = self.wishes;
         let Some(model) = self.models.get_mut(model) else { return };
         match &mut model.state {
-            State::Out => model.state = State::Wants { place, urgent },
+            ModelLoadState::Out => model.state = ModelLoadState::Wants { place, urgent },
             // Called companions have reserved room, so no model has to be unloaded for this one.
-            State::Called { .. } => model.state = State::Wants { place: 0, urgent },
-            State::Wants { urgent: known, .. } => *known |= urgent,
-            State::Comes { .. } | State::Serves { .. } | State::Leaves => {}
+            ModelLoadState::Called { .. } => model.state = ModelLoadState::Wants { place: 0, urgent },
+            ModelLoadState::Wants { urgent: known, .. } => *known |= urgent,
+            ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } | ModelLoadState::Leaves => {}
         }
     }
 
     /// Returns true if any model waits for room, so [`Self::next`] may have orders.
     pub fn has_waiters(&self) -> bool {
-        let moves = |model: &Model| match model.state {
-            State::Wants { .. } | State::Called { .. } => true,
-            State::Out => model.comes_again,
+        let moves = |model: &LoadedModel| match model.state {
+            ModelLoadState::Wants { .. } | ModelLoadState::Called { .. } => true,
+            ModelLoadState::Out => model.comes_again,
             _ => model.remade.is_some(),
         };
         self.models.values().any(moves)
     }
 
     /// Returns true if orders are likely soon: a model starts or stops, or requests wait.
-    pub fn is_hurried(&self, seen: impl Fn(&Who) -> Seen) -> bool {
-        let hurries = |(who, model): (&Who, &Model)| match model.state {
-            State::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
-            State::Comes { .. } | State::Leaves => true,
-            State::Out | State::Called { .. } | State::Serves { .. } => false,
+    pub fn is_hurried(&self, seen: impl Fn(&ModelId) -> ModelActivity) -> bool {
+        let hurries = |(who, model): (&ModelId, &LoadedModel)| match model.state {
+            ModelLoadState::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
+            ModelLoadState::Comes { .. } | ModelLoadState::Leaves => true,
+            ModelLoadState::Out | ModelLoadState::Called { .. } | ModelLoadState::Serves { .. } => false,
         };
         self.has_waiters() && self.models.iter().any(hurries)
     }
@@ -177,13 +178,13 @@ impl Loading {
     }
 
     /// Records that a model serves.
-    pub fn loaded(&mut self, name: &Who, now: Duration) {
+    pub fn loaded(&mut self, name: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(name)
-            && let State::Comes { since } = model.state
+            && let ModelLoadState::Comes { since } = model.state
         {
             (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
             let until = now.saturating_add(self.numbers.first_reading);
-            (model.state, model.settles) = (State::Serves { since: now }, Some(until));
+            (model.state, model.settles) = (ModelLoadState::Serves { since: now }, Some(until));
             if let Some(held) = model.reading.as_ref().map(|reading| reading.held.clone()) {
                 self.has_taken(name, &held);
             }
@@ -192,25 +193,25 @@ impl Loading {
 
     /// Records a model that the predecessor instance loaded, each process on the given GPUs. The next
     /// reading gives its memory.
-    pub fn inherited(&mut self, name: &Who, places: Vec<Vec<usize>>, now: Duration) {
+    pub fn inherited(&mut self, name: &ModelId, places: Vec<Vec<usize>>, now: Duration) {
         if let Some(model) = self.models.get_mut(name) {
             let until = now.saturating_add(self.numbers.first_reading);
-            (model.state, model.settles) = (State::Serves { since: now }, Some(until));
+            (model.state, model.settles) = (ModelLoadState::Serves { since: now }, Some(until));
             model.places = places;
         }
     }
 
     /// Records the memory that a newly loaded model has taken.
-    fn has_taken(&mut self, model: &Who, held: &MemoryAmounts) {
+    fn has_taken(&mut self, model: &ModelId, held: &MemoryAmounts) {
         if self.models.get_mut(model).is_some_and(|model| model.settles.take().is_some()) {
             self.adjust_before(|before| before.minus(held));
         }
     }
 
     /// Stops waiting for a reading: the last reading, or the promise, counts as held.
-    fn stop_settling(&mut self, name: &Who) {
+    fn stop_settling(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.settles.is_some()) {
-            let promised = || Reading { held: model.promised.clone(), ..Reading::default() };
+            let promised = || ModelReading { held: model.promised.clone(), ..ModelReading::default() };
             let held = model.reading.get_or_insert_with(promised).held.clone();
             self.has_taken(name, &held);
         }
@@ -218,17 +219,18 @@ impl Loading {
 
     /// Ends the start of a model without a reading. It counts as holding the memory missing since the first
     /// start, at most its promise.
-    fn attribute_missing(&mut self, who: &Who) {
+    fn attribute_missing(&mut self, who: &ModelId) {
         let missing =
             self.before.as_ref().zip(self.returning.free()).map(|(before, free)| before.minus(free));
-        let Some(model) = self.models.get_mut(who).filter(|model| matches!(model.state, State::Comes { .. }))
+        let Some(model) =
+            self.models.get_mut(who).filter(|model| matches!(model.state, ModelLoadState::Comes { .. }))
         else {
             return;
         };
         if let Some(held) =
             missing.map(|missing| missing.min(&model.promised)).filter(|_| model.reading.is_none())
         {
-            model.reading = Some(Reading { held: held.clone(), ..Reading::default() });
+            model.reading = Some(ModelReading { held: held.clone(), ..ModelReading::default() });
             self.adjust_before(|before| before.minus(&held));
         }
     }
@@ -236,7 +238,7 @@ impl Loading {
     /// Returns the free memory as it would be if the models now taking memory had taken none. For the first
     /// such model this is `free` itself.
     fn free_before_taking(&self, free: &MemoryAmounts) -> MemoryAmounts {
-        let before = self.before.as_ref().filter(|_| self.models.values().any(Model::is_taking));
+        let before = self.before.as_ref().filter(|_| self.models.values().any(LoadedModel::is_taking));
         before.map_or_else(|| free.clone(), |before| before.max(free))
     }
 
@@ -247,16 +249,16 @@ impl Loading {
     }
 
     /// Marks a model as being unloaded.
-    fn part(&mut self, who: &Who) {
+    fn part(&mut self, who: &ModelId) {
         self.stop_settling(who);
         self.attribute_missing(who);
         if let Some(model) = self.models.get_mut(who) {
-            (model.state, model.remade) = (State::Leaves, None);
+            (model.state, model.remade) = (ModelLoadState::Leaves, None);
         }
     }
 
     /// Records the memory of a model's processes; memory above the promise raises the promise.
-    pub fn read(&mut self, name: &Who, mut reading: Reading) {
+    pub fn read(&mut self, name: &ModelId, mut reading: ModelReading) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.is_there()) {
             if !reading.outdated
                 && let Some(renewed) = model.renewed.take()
@@ -267,7 +269,7 @@ impl Loading {
                 reading.held.gpus.clone_from(&model.promised.gpus);
             }
             let (held, outdated) = (reading.held.clone(), reading.outdated);
-            if matches!(model.state, State::Serves { .. }) && !reading.leaks {
+            if matches!(model.state, ModelLoadState::Serves { .. }) && !reading.leaks {
                 let first = !reading.outdated && std::mem::take(&mut model.unread);
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
                 if first && std::mem::take(&mut model.alone) {
@@ -288,14 +290,14 @@ impl Loading {
     }
 
     /// Records that a model stops on its own: its TTL passed, or an operator drains it.
-    pub fn leaves(&mut self, model: &Who) {
-        if self.models.get(model).is_some_and(Model::is_there) {
+    pub fn leaves(&mut self, model: &ModelId) {
+        if self.models.get(model).is_some_and(LoadedModel::is_there) {
             self.part(model);
         }
     }
 
     /// Records that a start ran out of memory within its promise: raises the model's needs.
-    pub fn short(&mut self, model: &Who, now: Duration) {
+    pub fn short(&mut self, model: &ModelId, now: Duration) {
         let by = self.numbers.short;
         // Pinned models never give room to this one.
         let pinned =
@@ -304,7 +306,7 @@ impl Loading {
             .capacity
             .minus(&pinned.fold(MemoryAmounts::none(), |sum, (_, known)| sum.plus(&known.promised)));
         let Some(known) =
-            self.models.get_mut(model).filter(|known| matches!(known.state, State::Comes { .. }))
+            self.models.get_mut(model).filter(|known| matches!(known.state, ModelLoadState::Comes { .. }))
         else {
             return;
         };
@@ -316,11 +318,11 @@ impl Loading {
     }
 
     /// Records that all processes of a model have ended, and it does not ask to be loaded.
-    pub fn gone(&mut self, name: &Who) {
+    pub fn gone(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name) {
             // A model without a reading was not counted as having taken memory.
             let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
-            model.state = State::Out;
+            model.state = ModelLoadState::Out;
             (model.promised, model.mapped, model.reading) = (MemoryAmounts::none(), 0, None);
             (model.gives, model.asked_back) = (false, None);
             (model.unread, model.remade, model.renewed, model.settles) = (true, None, None, None);
@@ -332,13 +334,13 @@ impl Loading {
     }
 
     /// Returns the promised memory that started or serving models have not taken yet; reserved although free.
-    pub fn owed(&self) -> BTreeMap<Who, MemoryAmounts> {
+    pub fn owed(&self) -> BTreeMap<ModelId, MemoryAmounts> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there.map(|(name, model)| (name.clone(), model.owed())).collect()
     }
 
     /// Records the total requests of each model. Frequent calls improve the estimate of the next request.
-    pub fn note(&mut self, now: Duration, asked: impl Fn(&Who) -> u64) {
+    pub fn note(&mut self, now: Duration, asked: impl Fn(&ModelId) -> u64) {
         for (name, model) in &mut self.models {
             model.demand.note(now, asked(name));
         }

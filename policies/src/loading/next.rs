@@ -5,24 +5,25 @@ use std::time::Duration;
 
 use super::give_back::ReclaimStep;
 use super::room;
-use super::state::State;
-use super::{Loading, MemoryAmounts, Order, Seen, Who};
+use super::state::ModelLoadState;
+use super::{LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId};
 
 /// Longest wait for an ended process's memory. Drivers take some tens of milliseconds. Memory that does not
 /// return has another owner, and then delays a load by this much.
 const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 
-impl Loading {
+impl LoadingState {
     /// Decides the next orders. `free` is the measured free memory, `None` if unknown; `seen` returns the
     /// requests of each model.
     pub fn next(
         &mut self,
         now: Duration,
         free: Option<&MemoryAmounts>,
-        seen: impl Fn(&Who) -> Seen,
-    ) -> Vec<Order> {
+        seen: impl Fn(&ModelId) -> ModelActivity,
+    ) -> Vec<LoaderOrder> {
         self.comes_back = self.returning.look(now, free, MEMORY_RETURN_TIMEOUT);
-        let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
+        let seen: BTreeMap<ModelId, ModelActivity> =
+            self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
             model.demand.note(now, seen[name].asked);
             if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
@@ -30,23 +31,23 @@ impl Loading {
                 model.raised = 1.0;
             }
         }
-        let late = |model: &super::Model| model.settles.is_some_and(|until| now >= until);
-        let late: Vec<Who> =
+        let late = |model: &super::LoadedModel| model.settles.is_some_and(|until| now >= until);
+        let late: Vec<ModelId> =
             self.models.iter().filter(|(_, model)| late(model)).map(|(who, _)| who.clone()).collect();
         for who in &late {
             self.stop_settling(who);
         }
-        let missing = |model: &super::Model| model.renewed.is_some() && now >= model.renewed_until;
-        let missing: Vec<Who> =
+        let missing = |model: &super::LoadedModel| model.renewed.is_some() && now >= model.renewed_until;
+        let missing: Vec<ModelId> =
             self.models.iter().filter(|(_, model)| missing(model)).map(|(who, _)| who.clone()).collect();
         for who in &missing {
             self.kept(who);
         }
-        let mut waiting: Vec<(bool, u64, Who, bool)> = self
+        let mut waiting: Vec<(bool, u64, ModelId, bool)> = self
             .models
             .iter()
             .filter_map(|(name, model)| match model.state {
-                State::Wants { place, urgent } => {
+                ModelLoadState::Wants { place, urgent } => {
                     let guest = model.spec.guest;
                     Some((guest, place, name.clone(), !guest && (urgent || seen[name].waiting > 0)))
                 }
@@ -67,30 +68,33 @@ impl Loading {
             let mut party = self.party(&name);
             // Room already reserved for a companion is not reserved twice.
             party.retain(|who| !kept.iter().any(|(known, _)| known == who));
-            let alone = Wish { name: &name, kept: &kept, free, party: &[] };
+            let alone = LoadWish { name: &name, kept: &kept, free, party: &[] };
             if !party.is_empty()
-                && matches!(self.place_without_movers(&Wish { party: &party, ..alone }), Place::Nowhere)
+                && matches!(
+                    self.place_without_movers(&LoadWish { party: &party, ..alone }),
+                    Placement::Nowhere
+                )
             {
                 // Pinned models have the room of the companions.
                 party.clear();
             }
-            let wish = Wish { party: &party, ..alone };
+            let wish = LoadWish { party: &party, ..alone };
             let mut place = self.place(&wish, &[]);
-            if guest && !matches!(place, Place::Now(..)) {
+            if guest && !matches!(place, Placement::Now(..)) {
                 // Nothing is reserved for guests.
                 continue;
             }
-            if matches!(place, Place::Nowhere) {
+            if matches!(place, Placement::Nowhere) {
                 let guests = self.guests_leaving_for(&wish);
                 if !guests.is_empty() {
                     orders.extend(guests.into_iter().map(|guest| self.unload(guest, &name)));
                     place = self.place(&wish, &[]);
                 }
             }
-            if urgent && !blocked && matches!(place, Place::Nowhere) {
+            if urgent && !blocked && matches!(place, Placement::Nowhere) {
                 match self.request_reclaim(&wish, now) {
                     ReclaimStep::Asked(asked) => {
-                        orders.extend(asked.into_iter().map(|model| Order::GiveBack { model }));
+                        orders.extend(asked.into_iter().map(|model| LoaderOrder::GiveBack { model }));
                     }
                     ReclaimStep::Awaited => {}
                     ReclaimStep::Nobody => {
@@ -101,18 +105,18 @@ impl Loading {
                 }
             }
             match place {
-                Place::Now(places, promised, guests) => {
+                Placement::Now(places, promised, guests) => {
                     self.let_in(&name, promised, now, free, places.clone());
-                    orders.push(Order::Load { model: name, places });
+                    orders.push(LoaderOrder::Load { model: name, places });
                     kept.extend(guests);
                     orders.extend(self.call(party, now));
                 }
-                Place::Later(promised, guests) => {
+                Placement::Later(promised, guests) => {
                     kept.push((name, promised));
                     kept.extend(guests);
                 }
-                Place::Nowhere if urgent && !blocked => {
-                    if let Place::Later(promised, guests) | Place::Now(_, promised, guests) =
+                Placement::Nowhere if urgent && !blocked => {
+                    if let Placement::Later(promised, guests) | Placement::Now(_, promised, guests) =
                         self.place_without_movers(&wish)
                     {
                         kept.push((name, promised));
@@ -121,29 +125,29 @@ impl Loading {
                     }
                 }
                 // A called companion that lost its room waits like all others.
-                Place::Nowhere if number == 0 => self.wait_in_line(&name),
-                Place::Nowhere => {}
+                Placement::Nowhere if number == 0 => self.wait_in_line(&name),
+                Placement::Nowhere => {}
             }
         }
         (self.kept, self.comes_back) = (kept, None);
         orders
     }
 
-    fn unload(&mut self, model: Who, makes_room_for: &Who) -> Order {
+    fn unload(&mut self, model: ModelId, makes_room_for: &ModelId) -> LoaderOrder {
         self.part(&model);
-        Order::Unload { model, makes_room_for: makes_room_for.clone() }
+        LoaderOrder::Unload { model, makes_room_for: makes_room_for.clone() }
     }
 
     /// Returns the place after all unpinned models have been unloaded.
-    fn place_without_movers(&self, wish: &Wish<'_>) -> Place {
+    fn place_without_movers(&self, wish: &LoadWish<'_>) -> Placement {
         let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
-        let movers: Vec<&Who> = there.map(|(who, _)| who).filter(|who| !self.is_held(who)).collect();
+        let movers: Vec<&ModelId> = there.map(|(who, _)| who).filter(|who| !self.is_held(who)).collect();
         self.place(wish, &movers)
     }
 
     fn let_in(
         &mut self,
-        name: &Who,
+        name: &ModelId,
         promised: MemoryAmounts,
         now: Duration,
         free: Option<&MemoryAmounts>,
@@ -154,31 +158,31 @@ impl Loading {
         if let Some(model) = self.models.get_mut(name) {
             (model.promised, model.mapped, model.alone) = (promised, room::mapped(model).host, alone);
             model.places = places;
-            model.state = State::Comes { since: now };
+            model.state = ModelLoadState::Comes { since: now };
         }
     }
 }
 
 /// Reserved room by model.
-pub(super) type Kept = Vec<(Who, MemoryAmounts)>;
+pub(super) type Reservations = Vec<(ModelId, MemoryAmounts)>;
 
 /// A model that waits for room.
 #[derive(Clone, Copy)]
-pub(super) struct Wish<'a> {
-    pub(super) name: &'a Who,
+pub(super) struct LoadWish<'a> {
+    pub(super) name: &'a ModelId,
     /// Room reserved for earlier models, and perhaps for itself.
-    pub(super) kept: &'a [(Who, MemoryAmounts)],
+    pub(super) kept: &'a [(ModelId, MemoryAmounts)],
     /// Measured free memory.
     pub(super) free: Option<&'a MemoryAmounts>,
     /// Companions to be loaded along with it.
-    pub(super) party: &'a [Who],
+    pub(super) party: &'a [ModelId],
 }
 
 /// Availability of room for a model.
-pub(super) enum Place {
+pub(super) enum Placement {
     /// Room is free: the GPUs of each process, the promise, and the reservations for companions.
-    Now(Vec<Vec<usize>>, MemoryAmounts, Kept),
+    Now(Vec<Vec<usize>>, MemoryAmounts, Reservations),
     /// Room will be free once leaving models are gone: the promise, and the reservations for companions.
-    Later(MemoryAmounts, Kept),
+    Later(MemoryAmounts, Reservations),
     Nowhere,
 }

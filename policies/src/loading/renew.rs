@@ -5,22 +5,22 @@
 use std::time::Duration;
 
 use super::room;
-use super::state::{Model, State};
-use super::{Kept, Lacks, Loading, MemoryAmounts, Order, Who};
+use super::state::{LoadedModel, ModelLoadState};
+use super::{LoaderOrder, LoadingState, MemoryAmounts, MissingRoom, ModelId, Reservations};
 
 /// Longest wait for a decision, because no process of the model may start meanwhile, not even after a crash.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Decision on a model with new settings.
 enum RenewalDecision {
-    Stays(Stays),
+    Stays(RenewalInPlace),
     /// Room will be free once others are unloaded.
     Waits,
     /// There is no room: the model would have this much.
     Leaves(MemoryAmounts),
 }
 
-struct Stays {
+struct RenewalInPlace {
     /// GPUs of each process.
     places: Vec<Vec<usize>>,
     promised: MemoryAmounts,
@@ -30,18 +30,20 @@ struct Stays {
     beside: bool,
 }
 
-impl Loading {
-    /// Records that a model's settings changed ([`Loading::set`]) and it wants to replace its processes.
-    /// [`Loading::next`] decides within [`Numbers::stays_within`](super::Numbers) if the model may stay
+impl LoadingState {
+    /// Records that a model's settings changed ([`LoadingState::set`]) and it wants to replace its processes.
+    /// [`LoadingState::next`] decides within [`Numbers::stays_within`](super::Numbers) if the model may stay
     /// loaded. No effect if it is not loaded.
-    pub fn remade(&mut self, model: &Who, now: Duration) {
+    pub fn remade(&mut self, model: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(model) {
-            model.remade = matches!(model.state, State::Comes { .. } | State::Serves { .. }).then_some(now);
+            model.remade =
+                matches!(model.state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. })
+                    .then_some(now);
         }
     }
 
     /// Records that the new processes did not start: the model keeps its old memory and may be renewed later.
-    pub fn kept(&mut self, name: &Who) {
+    pub fn kept(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed.is_some()) {
             model.renewed = None;
             self.stop_settling(name);
@@ -49,9 +51,9 @@ impl Loading {
     }
 
     /// Returns the additional needs of models that wait for a renewal; later models do not get this room.
-    pub(super) fn kept_for_remade(&self) -> Kept {
+    pub(super) fn kept_for_remade(&self) -> Reservations {
         let waiting = self.models.iter().filter(|(_, model)| model.remade.is_some());
-        let needs = |(who, model): (&Who, &Model)| {
+        let needs = |(who, model): (&ModelId, &LoadedModel)| {
             let room = self.capacity.clone();
             let (_, needed) = room::fit_at(who, model, &model.places, &room, self.numbers.make_room)?;
             Some((who.clone(), needed.minus(&own(model))))
@@ -60,23 +62,23 @@ impl Loading {
     }
 
     /// Decides on all models with new settings.
-    pub(super) fn renew(&mut self, now: Duration, free: Option<&MemoryAmounts>) -> Vec<Order> {
-        let remade: Vec<(Who, Duration)> =
+    pub(super) fn renew(&mut self, now: Duration, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
+        let remade: Vec<(ModelId, Duration)> =
             self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.remade?))).collect();
         remade.into_iter().filter_map(|(who, since)| self.renew_one(who, since, now, free)).collect()
     }
 
     fn renew_one(
         &mut self,
-        who: Who,
+        who: ModelId,
         since: Duration,
         now: Duration,
         free: Option<&MemoryAmounts>,
-    ) -> Option<Order> {
+    ) -> Option<LoaderOrder> {
         let waited = now.saturating_sub(since) >= RENEWAL_TIMEOUT;
         match self.fate(&who, free)? {
             RenewalDecision::Waits if !waited => None,
-            RenewalDecision::Stays(Stays { places, promised, alone, beside }) => {
+            RenewalDecision::Stays(RenewalInPlace { places, promised, alone, beside }) => {
                 let before = free.map(|free| self.free_before_taking(free));
                 let model = self.models.get_mut(&who)?;
                 // Until the new processes run, the old ones hold their memory.
@@ -94,7 +96,7 @@ impl Loading {
                 model.renewed_until = now.saturating_add(self.numbers.short_for);
                 (model.mapped, model.alone) = (room::mapped(model).host.max(model.mapped), alone);
                 (model.remade, model.places) = (None, places.clone());
-                Some(Order::Stay { model: who, places, beside })
+                Some(LoaderOrder::Stay { model: who, places, beside })
             }
             RenewalDecision::Waits => {
                 let left = self.left_without(&who, free);
@@ -104,24 +106,27 @@ impl Loading {
         }
     }
 
-    fn leave(&mut self, who: Who, left: MemoryAmounts) -> Option<Order> {
-        let lacks = Lacks { needed: room::needed(self.models.get(&who)?), left, company: false };
+    fn leave(&mut self, who: ModelId, left: MemoryAmounts) -> Option<LoaderOrder> {
+        let lacks = MissingRoom { needed: room::needed(self.models.get(&who)?), left, company: false };
         self.part(&who);
-        Some(Order::Anew { model: who, lacks })
+        Some(LoaderOrder::Anew { model: who, lacks })
     }
 
     /// Returns the room for a model if it and all leaving models were gone.
-    fn left_without(&self, who: &Who, free: Option<&MemoryAmounts>) -> MemoryAmounts {
+    fn left_without(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> MemoryAmounts {
         self.ledger(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
     /// Returns true if a model with new settings may start its new processes next to everything loaded, its
     /// old ones included.
-    pub(super) fn stays_beside_all(&self, who: &Who, free: Option<&MemoryAmounts>) -> bool {
-        matches!(self.fate(who, free), None | Some(RenewalDecision::Stays(Stays { beside: true, .. })))
+    pub(super) fn stays_beside_all(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> bool {
+        matches!(
+            self.fate(who, free),
+            None | Some(RenewalDecision::Stays(RenewalInPlace { beside: true, .. }))
+        )
     }
 
-    fn fate(&self, who: &Who, free: Option<&MemoryAmounts>) -> Option<RenewalDecision> {
+    fn fate(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> Option<RenewalDecision> {
         let model = self.models.get(who)?;
         let soon = self.left_without(who, free);
         let taken: Vec<Vec<usize>> = model.places.iter().take(room::replicas(model)).cloned().collect();
@@ -136,7 +141,12 @@ impl Loading {
         let stays = |(places, promised): (Vec<Vec<usize>>, MemoryAmounts), room: &MemoryAmounts| {
             // Old and new processes map the same file, unless the file changed.
             let both = promised.plus(&has(model)).plus(&of_file.max(&room::mapped(model)));
-            RenewalDecision::Stays(Stays { places, promised, alone: false, beside: both.is_within(room) })
+            RenewalDecision::Stays(RenewalInPlace {
+                places,
+                promised,
+                alone: false,
+                beside: both.is_within(room),
+            })
         };
         // Memory of leaving models is not free yet.
         let now = self.left(free).plus(&own(model)).plus(&of_file).min(&soon);
@@ -159,7 +169,7 @@ impl Loading {
                 let mut places = taken;
                 places.resize(room::replicas(model), Vec::new());
                 let promised = self.capacity.clone();
-                Some(RenewalDecision::Stays(Stays { places, promised, alone: true, beside: false }))
+                Some(RenewalDecision::Stays(RenewalInPlace { places, promised, alone: true, beside: false }))
             }
         }
     }
@@ -167,7 +177,7 @@ impl Loading {
 
 /// Returns the known memory of a model. While processes with earlier settings run, these may still be
 /// taking their old promise.
-fn has(model: &Model) -> MemoryAmounts {
+fn has(model: &LoadedModel) -> MemoryAmounts {
     match &model.reading {
         Some(reading) if model.renewed.is_none() => reading.held.clone(),
         _ => own(model),
@@ -175,6 +185,6 @@ fn has(model: &Model) -> MemoryAmounts {
 }
 
 /// Returns the memory that a model holds or was promised; free for the model itself.
-fn own(model: &Model) -> MemoryAmounts {
+fn own(model: &LoadedModel) -> MemoryAmounts {
     model.promised.max(&model.held())
 }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Kept, Loading, Model, Place, State, Who, Wish};
-use crate::book::{self, Machine, Needs, Wanted};
+use super::{LoadWish, LoadedModel, LoadingState, ModelId, ModelLoadState, Placement, Reservations};
+use crate::book::{self, MachineCapacity, MemoryNeeds, PlacementRequest};
 use crate::sample::{GpuIndex, MemoryKind};
 use crate::{ModelName, units};
 
@@ -102,7 +102,7 @@ fn index(gpu: GpuIndex) -> usize {
 
 /// Reason for which pinned models keep another one from being loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Never {
+pub enum LoadRefusal {
     /// Pinned models exclude it.
     Excluded(Vec<ModelName>),
     /// Pinned models fill `loading.max_loaded`.
@@ -124,35 +124,39 @@ pub enum Never {
 }
 
 /// Memory left now, and after all leaving models are gone.
-pub(super) struct Ledger {
+pub(super) struct RoomBalance {
     pub(super) now: MemoryAmounts,
     pub(super) soon: MemoryAmounts,
 }
 
-impl Ledger {
+impl RoomBalance {
     /// Computes the balance as if `leave` were being unloaded, too.
     fn of(
-        models: &BTreeMap<Who, Model>,
+        models: &BTreeMap<ModelId, LoadedModel>,
         capacity: &MemoryAmounts,
         before: Option<&MemoryAmounts>,
         (free, returning): (Option<&MemoryAmounts>, Option<&MemoryAmounts>),
-        leave: &[&Who],
+        leave: &[&ModelId],
     ) -> Self {
         let known = || models.iter().filter(|(_, model)| model.is_there());
-        let goes = |name: &Who, model: &Model| model.state == State::Leaves || leave.contains(&name);
+        let goes = |name: &ModelId, model: &LoadedModel| {
+            model.state == ModelLoadState::Leaves || leave.contains(&name)
+        };
         let there = || known().map(|(_, model)| model);
         let stays = || known().filter(|(name, model)| !goes(name, model)).map(|(_, model)| model);
         let leaves = || known().filter(|(name, model)| goes(name, model)).map(|(_, model)| model);
-        let all = |models: &mut dyn Iterator<Item = &Model>, of: &dyn Fn(&Model) -> MemoryAmounts| {
+        let all = |models: &mut dyn Iterator<Item = &LoadedModel>,
+                   of: &dyn Fn(&LoadedModel) -> MemoryAmounts| {
             models.fold(MemoryAmounts::default(), |sum, model| sum.plus(&of(model)))
         };
-        let of_file = |model: &Model| MemoryAmounts { host: model.mapped, gpus: Vec::new() };
-        let promised = |model: &Model| model.promised.plus(&of_file(model));
-        let held = Model::held;
+        let of_file = |model: &LoadedModel| MemoryAmounts { host: model.mapped, gpus: Vec::new() };
+        let promised = |model: &LoadedModel| model.promised.plus(&of_file(model));
+        let held = LoadedModel::held;
         // Free memory counts the pages of a mapped file as free.
-        let owed = |model: &Model| model.owed().plus(&of_file(model));
+        let owed = |model: &LoadedModel| model.owed().plus(&of_file(model));
         // A model with new settings will hold the new promise.
-        let will = |model: &Model| model.renewed.as_ref().unwrap_or(&model.promised).plus(&of_file(model));
+        let will =
+            |model: &LoadedModel| model.renewed.as_ref().unwrap_or(&model.promised).plus(&of_file(model));
         let mut now = capacity.minus(&all(&mut there(), &promised));
         let mut soon = capacity.minus(&all(&mut stays(), &will));
         if let Some(free) = free {
@@ -178,9 +182,9 @@ impl Ledger {
     }
 }
 
-impl Model {
+impl LoadedModel {
     pub(super) fn stays_for_good(&self) -> bool {
-        self.spec.pin && self.spec.ttl.is_none() && matches!(self.state, State::Serves { .. })
+        self.spec.pin && self.spec.ttl.is_none() && matches!(self.state, ModelLoadState::Serves { .. })
     }
 
     pub(super) fn held(&self) -> MemoryAmounts {
@@ -194,25 +198,25 @@ impl Model {
 }
 
 /// Sums the room reserved for other models than this one.
-pub(super) fn kept_for_others(kept: &[(Who, MemoryAmounts)], name: &Who) -> MemoryAmounts {
+pub(super) fn kept_for_others(kept: &[(ModelId, MemoryAmounts)], name: &ModelId) -> MemoryAmounts {
     let others = kept.iter().filter(|(who, _)| who != name);
     others.fold(MemoryAmounts::none(), |sum, (_, amounts)| sum.plus(amounts))
 }
 
-impl Loading {
+impl LoadingState {
     /// Returns the memory left, as if `leave` were being unloaded, too.
-    pub(super) fn ledger(&self, free: Option<&MemoryAmounts>, leave: &[&Who]) -> Ledger {
+    pub(super) fn ledger(&self, free: Option<&MemoryAmounts>, leave: &[&ModelId]) -> RoomBalance {
         let free = (free, self.comes_back.as_ref());
-        Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
+        RoomBalance::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
     }
 
     /// Finds room for a model next to others' reservations, as if `leave` were being unloaded.
-    pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&Who]) -> Place {
-        let Wish { name, kept, free, party } = *wish;
-        let Some(model) = self.models.get(name) else { return Place::Nowhere };
+    pub(super) fn place(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Placement {
+        let LoadWish { name, kept, free, party } = *wish;
+        let Some(model) = self.models.get(name) else { return Placement::Nowhere };
         let company = self.company(wish, leave);
         if company == Compatibility::Bad {
-            return Place::Nowhere;
+            return Placement::Nowhere;
         }
         // The model's own reservation is available to it.
         let others = || kept.iter().filter(|(who, _)| who != name);
@@ -221,17 +225,17 @@ impl Loading {
         let fit = |room: &MemoryAmounts| fit_with((name, model), &members, room, self.numbers.make_room);
         let Some((alone, needed, guests)) = fit(&self.capacity) else {
             if model.spec.can_do_with_less {
-                return Place::Nowhere;
+                return Placement::Nowhere;
             }
-            let stays = |other: &Who, model: &Model| {
-                model.is_there() && model.state != State::Leaves && !leave.contains(&other)
+            let stays = |other: &ModelId, model: &LoadedModel| {
+                model.is_there() && model.state != ModelLoadState::Leaves && !leave.contains(&other)
             };
             return if self.models.iter().any(|(other, model)| stays(other, model)) {
-                Place::Nowhere
-            } else if self.models.values().any(Model::is_there) || others().next().is_some() {
-                Place::Later(self.capacity.clone(), Vec::new())
+                Placement::Nowhere
+            } else if self.models.values().any(LoadedModel::is_there) || others().next().is_some() {
+                Placement::Later(self.capacity.clone(), Vec::new())
             } else {
-                Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Vec::new())
+                Placement::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Vec::new())
             };
         };
         let ledger = self.ledger(free, leave);
@@ -240,29 +244,29 @@ impl Loading {
         if let Some((places, promised, guests)) =
             fit(&ledger.now.min(&soon)).filter(|_| company == Compatibility::Good)
         {
-            return Place::Now(places, promised, guests);
+            return Placement::Now(places, promised, guests);
         }
         if let Some((_, promised, guests)) = fit(&soon) {
-            return Place::Later(promised, guests);
+            return Placement::Later(promised, guests);
         }
         // Nothing is loaded, and another program has the memory: try anyway.
-        if !self.models.values().any(Model::is_there) && others().next().is_none() {
-            return Place::Now(alone, needed, guests);
+        if !self.models.values().any(LoadedModel::is_there) && others().next().is_none() {
+            return Placement::Now(alone, needed, guests);
         }
-        Place::Nowhere
+        Placement::Nowhere
     }
 }
 
-impl Loading {
+impl LoadingState {
     /// Returns true if a model has no room even after all `mobile` models are gone: pinned ones hold the
     /// memory or exclude it. Ignores free memory.
-    fn is_hopeless(&self, name: &Who, mobile: &[&Who]) -> bool {
-        let wish = Wish { name, kept: &[], free: None, party: &[] };
-        matches!(self.place(&wish, mobile), Place::Nowhere)
+    fn is_hopeless(&self, name: &ModelId, mobile: &[&ModelId]) -> bool {
+        let wish = LoadWish { name, kept: &[], free: None, party: &[] };
+        matches!(self.place(&wish, mobile), Placement::Nowhere)
     }
 
     /// Returns the models that can be unloaded, stop on their own, or may still fail to start.
-    pub(super) fn mobile(&self) -> Vec<&Who> {
+    pub(super) fn mobile(&self) -> Vec<&ModelId> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there
             .filter(|(who, model)| !model.stays_for_good() && !self.is_held(who))
@@ -276,7 +280,7 @@ impl Loading {
     }
 
     /// Returns the memory not promised once these models are gone, too.
-    pub(super) fn left_if_gone(&self, gone: &[&Who]) -> MemoryAmounts {
+    pub(super) fn left_if_gone(&self, gone: &[&ModelId]) -> MemoryAmounts {
         self.ledger(None, gone).soon
     }
 }
@@ -290,19 +294,20 @@ pub(super) enum Compatibility {
     Bad,
 }
 
-impl Loading {
-    pub(super) fn company(&self, wish: &Wish<'_>, leave: &[&Who]) -> Compatibility {
+impl LoadingState {
+    pub(super) fn company(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Compatibility {
         let most = match self.numbers.max_loaded {
             0 => usize::MAX,
             most => usize::try_from(most).unwrap_or(usize::MAX),
         };
-        let rivals = |other: &Who| {
+        let rivals = |other: &ModelId| {
             *other != *wish.name
                 && (self.exclude(wish.name, other)
                     || wish.party.iter().any(|one| one != other && self.exclude(one, other)))
         };
         let there = || self.models.iter().filter(|(_, model)| model.is_there());
-        let stays = || there().filter(|(name, model)| model.state != State::Leaves && !leave.contains(name));
+        let stays =
+            || there().filter(|(name, model)| model.state != ModelLoadState::Leaves && !leave.contains(name));
         let kept = || wish.kept.iter().map(|(who, _)| who).filter(|who| *who != wish.name);
         let all = kept().count() + wish.party.len();
         if stays().count() + all >= most || stays().any(|(other, _)| rivals(other)) || kept().any(rivals) {
@@ -315,10 +320,10 @@ impl Loading {
     }
 }
 
-impl Loading {
+impl LoadingState {
     /// Returns true if two models are never loaded at the same time.
-    pub(super) fn exclude(&self, one: &Who, other: &Who) -> bool {
-        let names = |who: &Who, other: &Who| {
+    pub(super) fn exclude(&self, one: &ModelId, other: &ModelId) -> bool {
+        let names = |who: &ModelId, other: &ModelId| {
             self.models.get(who).is_some_and(|model| model.spec.never_with.contains(&other.name))
         };
         names(one, other) || names(other, one)
@@ -326,7 +331,7 @@ impl Loading {
 }
 
 /// Bytes that all processes of a model need, each on one GPU; `None` if unknown.
-pub(super) fn needed(model: &Model) -> Option<MemoryAmounts> {
+pub(super) fn needed(model: &LoadedModel) -> Option<MemoryAmounts> {
     let needs = raised(model.spec.needs.as_ref()?, model.raised);
     let count = replicas(model) as u64;
     let host = needs.host_bytes().saturating_mul(count).saturating_add(needs.mapped);
@@ -334,7 +339,7 @@ pub(super) fn needed(model: &Model) -> Option<MemoryAmounts> {
     Some(MemoryAmounts { host, gpus })
 }
 
-impl Loading {
+impl LoadingState {
     /// Returns the memory that is neither promised nor in use.
     pub(super) fn left(&self, free: Option<&MemoryAmounts>) -> MemoryAmounts {
         self.ledger(free, &[]).now
@@ -342,14 +347,15 @@ impl Loading {
 
     /// Returns the models that are loaded, or could be without unloading others and next to reserved room.
     /// `free` is the measured free memory.
-    pub fn roomy(&self, free: Option<&MemoryAmounts>) -> BTreeSet<Who> {
-        let has_room = |who: &Who, model: &Model| match model.state {
-            State::Comes { .. } | State::Serves { .. } => true,
-            State::Leaves => false,
-            State::Out | State::Called { .. } | State::Wants { .. } => {
-                let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
+    pub fn roomy(&self, free: Option<&MemoryAmounts>) -> BTreeSet<ModelId> {
+        let has_room = |who: &ModelId, model: &LoadedModel| match model.state {
+            ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } => true,
+            ModelLoadState::Leaves => false,
+            ModelLoadState::Out | ModelLoadState::Called { .. } | ModelLoadState::Wants { .. } => {
+                let wish = LoadWish { name: who, kept: &self.kept, free, party: &[] };
                 // Guests are unloaded for any other model.
-                matches!(self.place(&wish, &[]), Place::Now(..)) || !self.guests_leaving_for(&wish).is_empty()
+                matches!(self.place(&wish, &[]), Placement::Now(..))
+                    || !self.guests_leaving_for(&wish).is_empty()
             }
         };
         let roomy = self.models.iter().filter(|(who, model)| has_room(who, model));
@@ -357,54 +363,58 @@ impl Loading {
     }
 
     /// Returns the models that pinned ones keep from being loaded and that cannot do with less.
-    pub fn refused(&self) -> BTreeSet<Who> {
-        let is_out =
-            |model: &Model| matches!(model.state, State::Out | State::Called { .. } | State::Wants { .. });
+    pub fn refused(&self) -> BTreeSet<ModelId> {
+        let is_out = |model: &LoadedModel| {
+            matches!(
+                model.state,
+                ModelLoadState::Out | ModelLoadState::Called { .. } | ModelLoadState::Wants { .. }
+            )
+        };
         let out = self.models.iter().filter(|(_, model)| is_out(model) && !model.spec.can_do_with_less);
         let mobile = self.mobile();
         out.filter(|(who, _)| self.is_hopeless(who, &mobile)).map(|(who, _)| who.clone()).collect()
     }
 
     /// Returns the waiting models that can never be loaded, with the reasons.
-    pub fn hopeless(&self) -> Vec<(Who, Never)> {
-        let waits = |model: &Model| matches!(model.state, State::Wants { .. });
+    pub fn hopeless(&self) -> Vec<(ModelId, LoadRefusal)> {
+        let waits = |model: &LoadedModel| matches!(model.state, ModelLoadState::Wants { .. });
         let waiting = self.models.iter().filter(|(_, model)| waits(model));
         let mobile = self.mobile();
         let hopeless = waiting.filter(|(who, _)| self.is_hopeless(who, &mobile));
         hopeless.map(|(who, model)| (who.clone(), self.never(who, model))).collect()
     }
 
-    fn never(&self, who: &Who, model: &Model) -> Never {
+    fn never(&self, who: &ModelId, model: &LoadedModel) -> LoadRefusal {
         let pinned = || self.models.iter().filter(|(_, other)| other.stays_for_good());
-        let is_rival = |other: &&Who| self.exclude(who, other);
+        let is_rival = |other: &&ModelId| self.exclude(who, other);
         let rivals: Vec<ModelName> =
             pinned().map(|(other, _)| other).filter(is_rival).map(|other| other.name.clone()).collect();
         if !rivals.is_empty() {
-            return Never::Excluded(rivals);
+            return LoadRefusal::Excluded(rivals);
         }
         let pinned: Vec<ModelName> = pinned().map(|(other, _)| other.name.clone()).collect();
         match (self.numbers.max_loaded, needed(model)) {
             (most, _) if most > 0 && pinned.len() >= usize::try_from(most).unwrap_or(usize::MAX) => {
-                Never::Count { pinned, most }
+                LoadRefusal::Count { pinned, most }
             }
             (_, needed) => {
-                Never::Room { needed: needed.unwrap_or_default(), left: self.left_by_pinned(), pinned }
+                LoadRefusal::Room { needed: needed.unwrap_or_default(), left: self.left_by_pinned(), pinned }
             }
         }
     }
 }
 
 /// Returns true if a model fits into the room.
-pub(super) fn fits(name: &Who, model: &Model, room: &MemoryAmounts) -> bool {
+pub(super) fn fits(name: &ModelId, model: &LoadedModel, room: &MemoryAmounts) -> bool {
     fit(name, model, room, true).is_some()
 }
 
-pub(super) fn replicas(model: &Model) -> usize {
+pub(super) fn replicas(model: &LoadedModel) -> usize {
     usize::try_from(model.spec.replicas.max(1)).unwrap_or(usize::MAX)
 }
 
 /// Multiplies needs by a factor.
-fn raised(needs: &Needs, by: f64) -> Needs {
+fn raised(needs: &MemoryNeeds, by: f64) -> MemoryNeeds {
     let mut raised = needs.clone();
     if by > 1.0 {
         raised.measured.host = Some(units::scale(needs.host_bytes(), by));
@@ -416,17 +426,17 @@ fn raised(needs: &Needs, by: f64) -> Needs {
 }
 
 /// Mapped bytes of the model file, counted separately from the promise.
-pub(super) fn mapped(model: &Model) -> MemoryAmounts {
+pub(super) fn mapped(model: &LoadedModel) -> MemoryAmounts {
     MemoryAmounts { host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped), gpus: Vec::new() }
 }
 
 /// Places all processes of a model, and returns the GPUs, the promise, and the promises of companions.
 pub(super) fn fit_with(
-    (name, model): (&Who, &Model),
-    along: &[(&Who, &Model)],
+    (name, model): (&ModelId, &LoadedModel),
+    along: &[(&ModelId, &LoadedModel)],
     room: &MemoryAmounts,
     counts: bool,
-) -> Option<(Vec<Vec<usize>>, MemoryAmounts, Kept)> {
+) -> Option<(Vec<Vec<usize>>, MemoryAmounts, Reservations)> {
     let (places, promised) = fit(name, model, room, counts)?;
     let mut left = room.minus(&promised.plus(&mapped(model)));
     let mut all = Vec::with_capacity(along.len());
@@ -441,8 +451,8 @@ pub(super) fn fit_with(
 
 /// Places all processes of a model, and returns the GPUs and the promise.
 fn fit(
-    name: &Who,
-    model: &Model,
+    name: &ModelId,
+    model: &LoadedModel,
     room: &MemoryAmounts,
     counts: bool,
 ) -> Option<(Vec<Vec<usize>>, MemoryAmounts)> {
@@ -451,8 +461,8 @@ fn fit(
 
 /// Places the processes of a model whose first processes keep their GPUs.
 pub(super) fn fit_at(
-    name: &Who,
-    model: &Model,
+    name: &ModelId,
+    model: &LoadedModel,
     taken: &[Vec<usize>],
     room: &MemoryAmounts,
     counts: bool,
@@ -472,17 +482,17 @@ pub(super) fn fit_at(
             MemoryAmounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() },
         ));
     }
-    let wanted: Vec<Wanted> = (0..count)
-        .map(|number| Wanted {
+    let wanted: Vec<PlacementRequest> = (0..count)
+        .map(|number| PlacementRequest {
             name: format!("{} {number}", name.name),
             // The processes share one mapped file.
-            needs: Needs { mapped: if number == 0 { needs.mapped } else { 0 }, ..needs.clone() },
+            needs: MemoryNeeds { mapped: if number == 0 { needs.mapped } else { 0 }, ..needs.clone() },
             gpus: place(number).unwrap_or(&spec.gpus).clone(),
             may_split: spec.may_split || place(number).is_some_and(|place| place.len() > 1),
         })
         .collect();
-    let all: Vec<&Wanted> = wanted.iter().collect();
-    let fits = book::fit(&Machine { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
+    let all: Vec<&PlacementRequest> = wanted.iter().collect();
+    let fits = book::fit(&MachineCapacity { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
     let mut promised =
         MemoryAmounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
     let mut places = Vec::with_capacity(count);

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::demand::RequestDemand;
-use super::facts::{LoadSpec, Reading};
+use super::facts::{LoadSpec, ModelReading};
 use super::room::MemoryAmounts;
 
 /// Life-cycle state of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ModelLoadState {
     Out,
     /// Called as a companion, and has not asked to be loaded yet.
     Called {
@@ -31,15 +31,15 @@ pub(super) enum State {
 
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct LoadedModel {
     pub(super) spec: LoadSpec,
-    pub(super) state: State,
+    pub(super) state: ModelLoadState,
     pub(super) demand: RequestDemand,
     /// Promised memory.
     pub(super) promised: MemoryAmounts,
     /// Mapped bytes of the model file; the kernel counts them as free.
     pub(super) mapped: u64,
-    pub(super) reading: Option<Reading>,
+    pub(super) reading: Option<ModelReading>,
     /// Deadline for the first reading of a newly loaded or renewed model; until then its memory is unknown.
     pub(super) settles: Option<Duration>,
     /// The next reading is the first one under the present settings.
@@ -67,11 +67,11 @@ pub(super) struct Model {
     pub(super) raised_at: Duration,
 }
 
-impl Model {
+impl LoadedModel {
     pub(super) fn new(spec: LoadSpec) -> Self {
         Self {
             spec,
-            state: State::Out,
+            state: ModelLoadState::Out,
             demand: RequestDemand::default(),
             promised: MemoryAmounts::none(),
             mapped: 0,
@@ -94,10 +94,13 @@ impl Model {
 
     /// Returns true while its taken memory shows only as a decrease of free memory.
     pub(super) const fn is_taking(&self) -> bool {
-        matches!(self.state, State::Comes { .. }) || self.settles.is_some()
+        matches!(self.state, ModelLoadState::Comes { .. }) || self.settles.is_some()
     }
 
     pub(super) const fn is_there(&self) -> bool {
-        matches!(self.state, State::Comes { .. } | State::Serves { .. } | State::Leaves)
+        matches!(
+            self.state,
+            ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } | ModelLoadState::Leaves
+        )
     }
 }

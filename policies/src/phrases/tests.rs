@@ -2,15 +2,15 @@
 
 use std::fmt::Display;
 
-use crate::admission::Admission;
-use crate::cooldown::{Held, PauseRule};
-use crate::growth::Unit;
-use crate::health::{Basis, Limit, Lost, Offload, Symptom};
-use crate::lifecycle::Phase;
-use crate::recycle::WhyNot;
+use crate::admission::AdmitDecision;
+use crate::cooldown::{HoldReason, PauseRule};
+use crate::growth::WorkUnit;
+use crate::health::{GpuOffload, HealthSymptom, LimitBasis, OffloadLoss, SilenceLimit};
+use crate::lifecycle::BackendPhase;
+use crate::recycle::RecycleHindrance;
 use crate::replacement_cost::ReplacementCosts;
-use crate::schedule::Windows;
-use crate::{Action, GpuIndex, MemoryLimit, Names, Origins, Rate};
+use crate::schedule::DayWindows;
+use crate::{AllowedOrigins, GpuIndex, HostNames, MemoryLimit, RateLimit, RecycleAction};
 
 use super::*;
 
@@ -39,16 +39,16 @@ fn growth_reads_as_a_sentence_with_its_interval() {
     ];
     let pays = |unit, mib, share| GrowthBlame::Pays { unit, bytes_per_unit: mib * exact(MIB), share };
     let blames = [
-        pays(Unit::Request, 1.0, 1.0),
-        pays(Unit::PromptToken, 0.001, 0.5),
-        pays(Unit::OutputToken, 0.001, 0.5),
-        pays(Unit::Image, 4.42, 0.976),
-        pays(Unit::Audio, 2.0, 0.8),
-        pays(Unit::Hour, 300.0, 0.99),
+        pays(WorkUnit::Request, 1.0, 1.0),
+        pays(WorkUnit::PromptToken, 0.001, 0.5),
+        pays(WorkUnit::OutputToken, 0.001, 0.5),
+        pays(WorkUnit::Image, 4.42, 0.976),
+        pays(WorkUnit::Audio, 2.0, 0.8),
+        pays(WorkUnit::Hour, 300.0, 0.99),
         GrowthBlame::Undecided { why: "every request has one image.".to_owned() },
     ];
-    let fills =
-        [(0, 0), (2, 1), (2, 3)].map(|(allowed, used)| Fill { allowed: allowed * GIB, used: used * GIB });
+    let fills = [(0, 0), (2, 1), (2, 3)]
+        .map(|(allowed, used)| AllowanceFill { allowed: allowed * GIB, used: used * GIB });
     let said = slopes.iter().map(slope).chain(blames.iter().map(blame)).chain(fills.iter().filter_map(fill));
     insta::assert_snapshot!(lines(said));
 }
@@ -72,12 +72,23 @@ fn a_decision_names_what_is_done_why_and_at_which_limit() {
             _ => None,
         };
         let limit_bytes = series.map(|_| 2 * GIB);
-        let action = Action::RecycleWhenQuiet;
-        decision(&Decision { action, reason: Some(*reason), series, limit_bytes, ..Decision::OBSERVE })
-            .unwrap()
+        let action = RecycleAction::RecycleWhenQuiet;
+        decision(&RecycleDecision {
+            action,
+            reason: Some(*reason),
+            series,
+            limit_bytes,
+            ..RecycleDecision::OBSERVE
+        })
+        .unwrap()
     };
-    assert_eq!(decision(&Decision::OBSERVE), None);
-    let actions = [Action::Observe, Action::RecycleWhenQuiet, Action::DrainNow, Action::KillNow];
+    assert_eq!(decision(&RecycleDecision::OBSERVE), None);
+    let actions = [
+        RecycleAction::Observe,
+        RecycleAction::RecycleWhenQuiet,
+        RecycleAction::DrainNow,
+        RecycleAction::KillNow,
+    ];
     insta::assert_snapshot!(lines(
         actions.map(|action| action.phrase().to_owned()).into_iter().chain(Reason::ALL.iter().map(of))
     ));
@@ -86,29 +97,29 @@ fn a_decision_names_what_is_done_why_and_at_which_limit() {
 #[test]
 fn what_holds_a_replacement_back_is_said_with_the_way_out() {
     let helds = [
-        Held::TooSoon { seconds_left: 90, rule: PauseRule::MinInterval },
-        Held::TooSoon { seconds_left: 90, rule: PauseRule::MinIntervalHard },
-        Held::TooSoon { seconds_left: 90, rule: PauseRule::LoadTime },
-        Held::LongRequests { seconds_left: 300 },
-        Held::Futile { recycles: 3, series: None },
-        Held::Futile { recycles: 3, series: Some(VRAM) },
-        Held::GrowthGoesOn { recycles: 4, seconds: 21_600 },
-        Held::DriverLeak { series: MemoryKind::Host, bytes: GIB },
-        Held::DriverLeak { series: VRAM, bytes: GIB },
-        Held::CannotStart,
+        HoldReason::TooSoon { seconds_left: 90, rule: PauseRule::MinInterval },
+        HoldReason::TooSoon { seconds_left: 90, rule: PauseRule::MinIntervalHard },
+        HoldReason::TooSoon { seconds_left: 90, rule: PauseRule::LoadTime },
+        HoldReason::LongRequests { seconds_left: 300 },
+        HoldReason::Futile { recycles: 3, series: None },
+        HoldReason::Futile { recycles: 3, series: Some(VRAM) },
+        HoldReason::GrowthGoesOn { recycles: 4, seconds: 21_600 },
+        HoldReason::DriverLeak { series: MemoryKind::Host, bytes: GIB },
+        HoldReason::DriverLeak { series: VRAM, bytes: GIB },
+        HoldReason::CannotStart,
     ];
     let reasons = [
-        WhyNot::NotQuiet { seconds_left: 59 },
-        WhyNot::OutsideWindow { minutes_left: 85 },
-        WhyNot::Observing { would: Action::DrainNow },
-        WhyNot::Observing { would: Action::RecycleWhenQuiet },
-        WhyNot::NotYet { seconds_to_limit: 46_800, seconds_before: 3600 },
-        WhyNot::NotConfirmed,
-        WhyNot::InTurn,
-        WhyNot::Reclaiming,
-        WhyNot::Reclaimed { seconds: 12, bytes: 1 << 30 },
+        RecycleHindrance::NotQuiet { seconds_left: 59 },
+        RecycleHindrance::OutsideWindow { minutes_left: 85 },
+        RecycleHindrance::Observing { would: RecycleAction::DrainNow },
+        RecycleHindrance::Observing { would: RecycleAction::RecycleWhenQuiet },
+        RecycleHindrance::NotYet { seconds_to_limit: 46_800, seconds_before: 3600 },
+        RecycleHindrance::NotConfirmed,
+        RecycleHindrance::InTurn,
+        RecycleHindrance::Reclaiming,
+        RecycleHindrance::Reclaimed { seconds: 12, bytes: 1 << 30 },
     ];
-    let held = helds.map(|by| WhyNot::Held { by });
+    let held = helds.map(|by| RecycleHindrance::Held { by });
     let weighing =
         ReplacementCosts { now: true, cost_now: 12.0, cost_lull: 4.0, cost_end: 600.0, risk: 0.951 };
     let weighings = [weighing, ReplacementCosts { now: false, risk: 0.0, ..weighing }];
@@ -118,34 +129,35 @@ fn what_holds_a_replacement_back_is_said_with_the_way_out() {
 
 #[test]
 fn illness_and_admission_are_told_with_what_was_measured() {
-    let of = |basis| Limit { seconds: 95.0, basis };
-    let prompt = |media| Basis::Prompt { tokens: 2048, token_ms: 3.5, media };
+    let of = |basis| SilenceLimit { seconds: 95.0, basis };
+    let prompt = |media| LimitBasis::Prompt { tokens: 2048, token_ms: 3.5, media };
     let bases = [
-        Basis::Tokens { usual_ms: 42.4 },
-        Basis::Silent { token_ms: 20.0, tokens: 64 },
+        LimitBasis::Tokens { usual_ms: 42.4 },
+        LimitBasis::Silent { token_ms: 20.0, tokens: 64 },
         prompt(0),
         prompt(2),
-        Basis::Unmeasured,
-        Basis::Unmoved,
-        Basis::Unseen,
+        LimitBasis::Unmeasured,
+        LimitBasis::Unmoved,
+        LimitBasis::Unseen,
     ];
-    let wedged = bases.map(|basis| Symptom::Wedged { seconds: 100, limit: of(basis) });
+    let wedged = bases.map(|basis| HealthSymptom::Wedged { seconds: 100, limit: of(basis) });
     let others = [
-        Symptom::ComputeErrors { in_a_row: 5 },
-        Symptom::SlowDecode { now: 12.34, baseline: 40.0 },
-        Symptom::DeviceFault { gpu: GpuIndex(1), xid: 79 },
+        HealthSymptom::ComputeErrors { in_a_row: 5 },
+        HealthSymptom::SlowDecode { now: 12.34, baseline: 40.0 },
+        HealthSymptom::DeviceFault { gpu: GpuIndex(1), xid: 79 },
     ];
-    let had = |layers, of, vram| Offload { layers, of, vram };
+    let had = |layers, of, vram| GpuOffload { layers, of, vram };
     let lost = [
-        Lost { now: had(Some(0), Some(33), Some(0)), known: had(Some(33), Some(33), Some(8 * GIB)) },
-        Lost { now: had(None, None, None), known: had(Some(33), None, None) },
+        OffloadLoss { now: had(Some(0), Some(33), Some(0)), known: had(Some(33), Some(33), Some(8 * GIB)) },
+        OffloadLoss { now: had(None, None, None), known: had(Some(33), None, None) },
     ];
-    let refuse = |series, retry_after| Admission::Refuse { series, needed: 2 * GIB, have: GIB, retry_after };
+    let refuse =
+        |series, retry_after| AdmitDecision::Refuse { series, needed: 2 * GIB, have: GIB, retry_after };
     let admissions = [
-        Admission::Fits,
-        Admission::Wait { series: MemoryKind::Host },
-        Admission::RecycleFirst { replica: 1, series: VRAM },
-        Admission::Elsewhere { replica: 2 },
+        AdmitDecision::Fits,
+        AdmitDecision::Wait { series: MemoryKind::Host },
+        AdmitDecision::RecycleFirst { replica: 1, series: VRAM },
+        AdmitDecision::Elsewhere { replica: 2 },
         refuse(VRAM, None),
         refuse(MemoryKind::Host, Some(Duration::from_secs(5))),
     ];
@@ -157,14 +169,14 @@ fn illness_and_admission_are_told_with_what_was_measured() {
 #[test]
 fn every_name_of_a_state_is_a_word_for_people() {
     let phases = [
-        Phase::Idle,
-        Phase::Starting,
-        Phase::Ready,
-        Phase::Suspect,
-        Phase::Draining,
-        Phase::Stopping,
-        Phase::Backoff,
-        Phase::Failed,
+        BackendPhase::Idle,
+        BackendPhase::Starting,
+        BackendPhase::Ready,
+        BackendPhase::Suspect,
+        BackendPhase::Draining,
+        BackendPhase::Stopping,
+        BackendPhase::Backoff,
+        BackendPhase::Failed,
     ];
     insta::assert_snapshot!(lines(phases.iter().map(ToString::to_string)));
 }
@@ -178,14 +190,14 @@ fn a_value_that_cannot_be_read_is_repeated_with_the_right_form() {
         serde_json::from_str::<ByteSize>("true").unwrap_err().to_string(),
         serde_json::from_str::<MemoryLimit>("true").unwrap_err().to_string(),
         crate::defaults::parse_duration("soon").unwrap_err().to_string(),
-        "0/min".parse::<Rate>().unwrap_err().to_string(),
-        "02:00".parse::<Windows>().unwrap_err().to_string(),
-        "25:00-02:00".parse::<Windows>().unwrap_err().to_string(),
-        "02:00-99:00".parse::<Windows>().unwrap_err().to_string(),
-        "02:00-02:00".parse::<Windows>().unwrap_err().to_string(),
+        "0/min".parse::<RateLimit>().unwrap_err().to_string(),
+        "02:00".parse::<DayWindows>().unwrap_err().to_string(),
+        "25:00-02:00".parse::<DayWindows>().unwrap_err().to_string(),
+        "02:00-99:00".parse::<DayWindows>().unwrap_err().to_string(),
+        "02:00-02:00".parse::<DayWindows>().unwrap_err().to_string(),
         "vram".parse::<MemoryKind>().unwrap_err().to_string(),
-        Names::parse(&["http://llm.example"]).unwrap_err().to_string(),
-        Origins::parse(&["app.example/path"]).unwrap_err().to_string(),
+        HostNames::parse(&["http://llm.example"]).unwrap_err().to_string(),
+        AllowedOrigins::parse(&["app.example/path"]).unwrap_err().to_string(),
     ];
     insta::assert_snapshot!(lines(errors));
 }

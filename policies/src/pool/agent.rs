@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use super::{BalancedModel, Facts, UnreadyReason, readiness};
+use super::{BalancedModel, InstanceFacts, UnreadyReason, readiness};
 use crate::units::exact;
 
 /// Percent of an instance whose slots are all taken and whose queue is empty. It must still get some
@@ -28,7 +28,7 @@ const LIMIT_SHARE_LEAST: f64 = 0.25;
 
 /// Answer to an agent check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum AgentAnswer {
     /// Only bound clients should come.
     Drain,
     /// No request can be served.
@@ -44,7 +44,7 @@ pub enum Line {
 }
 
 /// Formats the answer without its line end.
-impl fmt::Display for Line {
+impl fmt::Display for AgentAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Drain => f.write_str("drain"),
@@ -56,13 +56,13 @@ impl fmt::Display for Line {
 }
 
 /// Computes the answer of an instance. Memory limits further away than `horizon` seconds are ignored.
-pub fn line(facts: &Facts, horizon: f64) -> Line {
+pub fn line(facts: &InstanceFacts, horizon: f64) -> AgentAnswer {
     match readiness(facts) {
         Ok(()) => {}
-        Err(UnreadyReason::Draining) => return Line::Drain,
+        Err(UnreadyReason::Draining) => return AgentAnswer::Drain,
         // The connection limit is reached: fewer requests should come, but the instance is alive.
-        Err(UnreadyReason::Connections) => return Line::Up { weight: 1, connections: None },
-        Err(why) => return Line::Down(why),
+        Err(UnreadyReason::Connections) => return AgentAnswer::Up { weight: 1, connections: None },
+        Err(why) => return AgentAnswer::Down(why),
     }
     let sum =
         |of: fn(&BalancedModel) -> u32| facts.models.iter().map(|model| u64::from(of(model))).sum::<u64>();
@@ -85,7 +85,7 @@ pub fn line(facts: &Facts, horizon: f64) -> Line {
     // A free slot is filled from the local queue, so as many requests may wait as there are slots. Further
     // ones wait in the balancer, which can still send them elsewhere.
     let connections = u32::try_from(slots.saturating_add(slots.min(depth))).ok().filter(|most| *most > 0);
-    Line::Up { weight: percent(share * queue * near), connections }
+    AgentAnswer::Up { weight: percent(share * queue * near), connections }
 }
 
 /// Rounds to whole percent, 1 to 100.
@@ -109,7 +109,7 @@ mod tests {
     }
 
     fn said(models: &[BalancedModel]) -> String {
-        line(&Facts { models: models.to_vec(), ..Facts::default() }, HORIZON).to_string()
+        line(&InstanceFacts { models: models.to_vec(), ..InstanceFacts::default() }, HORIZON).to_string()
     }
 
     #[test]
@@ -136,8 +136,11 @@ mod tests {
 
     #[test]
     fn who_leaves_says_so_and_who_cannot_serve_says_why() {
-        let facts =
-            |draining, full, models: &[BalancedModel]| Facts { draining, full, models: models.to_vec() };
+        let facts = |draining, full, models: &[BalancedModel]| InstanceFacts {
+            draining,
+            full,
+            models: models.to_vec(),
+        };
         assert_eq!(line(&facts(true, false, &[model(4, 0, 0)]), HORIZON).to_string(), "drain");
         assert_eq!(line(&facts(false, true, &[model(4, 0, 0)]), HORIZON).to_string(), "ready up 1%");
         let refuses = BalancedModel { refuses: true, ..model(0, 0, 0) };
@@ -154,8 +157,11 @@ mod tests {
         for slots in 0..6 {
             for running in 0..8 {
                 for waiting in 0..15 {
-                    let Line::Up { weight, connections } = line(
-                        &Facts { models: vec![model(slots, running, waiting)], ..Facts::default() },
+                    let AgentAnswer::Up { weight, connections } = line(
+                        &InstanceFacts {
+                            models: vec![model(slots, running, waiting)],
+                            ..InstanceFacts::default()
+                        },
                         HORIZON,
                     ) else {
                         panic!("{slots} {running} {waiting}");

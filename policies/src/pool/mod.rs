@@ -35,7 +35,7 @@ impl BalancedModel {
 
 /// An instance at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct InstanceFacts {
     /// An operator or SIGTERM has asked it to drain.
     pub draining: bool,
     /// The connection limit is reached.
@@ -94,7 +94,7 @@ impl fmt::Display for UnreadyReason {
 /// # Errors
 ///
 /// Reason for which they should not.
-pub fn readiness(facts: &Facts) -> Result<(), UnreadyReason> {
+pub fn readiness(facts: &InstanceFacts) -> Result<(), UnreadyReason> {
     if facts.draining {
         return Err(UnreadyReason::Draining);
     }
@@ -127,8 +127,8 @@ mod tests {
     const IDLE: BalancedModel =
         BalancedModel { slots: 4, running: 0, waiting: 0, depth: 8, refuses: false, limit_in: None };
 
-    fn of(models: &[BalancedModel]) -> Facts {
-        Facts { models: models.to_vec(), ..Facts::default() }
+    fn of(models: &[BalancedModel]) -> InstanceFacts {
+        InstanceFacts { models: models.to_vec(), ..InstanceFacts::default() }
     }
 
     #[test]
@@ -148,8 +148,8 @@ mod tests {
         ] {
             assert_eq!(readiness(&of(models)), Err(why), "{models:?}");
         }
-        assert_eq!(readiness(&Facts { full: true, ..of(&[IDLE]) }), Err(UnreadyReason::Connections));
-        assert_eq!(readiness(&Facts { draining: true, ..of(&[IDLE]) }), Err(UnreadyReason::Draining));
+        assert_eq!(readiness(&InstanceFacts { full: true, ..of(&[IDLE]) }), Err(UnreadyReason::Connections));
+        assert_eq!(readiness(&InstanceFacts { draining: true, ..of(&[IDLE]) }), Err(UnreadyReason::Draining));
     }
 
     #[test]

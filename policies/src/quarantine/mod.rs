@@ -10,7 +10,7 @@
 //!                                                      +-------- or not sent for a while ----+-----------+ is released
 //! ```
 //!
-//! A [`Fingerprint`] identifies a request, not its content. One death proves nothing, because all requests
+//! A [`RequestFingerprint`] identifies a request, not its content. One death proves nothing, because all requests
 //! in flight look the same. So each suspect is tried alone, and only a death with no other request in
 //! flight refuses it. A death that we caused, or that came from outside, makes no suspects. A death for
 //! lack of memory makes suspects but refuses none, because all requests share the memory.
@@ -27,14 +27,16 @@ use crate::names::GenerationId;
 
 mod terms;
 
-pub use terms::{Death, Fingerprint, Found, Known, QuarantinePolicy, Standing};
+pub use terms::{
+    DeathResult, QuarantinePolicy, QuarantinedRequest, RequestFingerprint, RequestStanding, ServerDeath,
+};
 
 /// Remembered ends of generations, for connections whose break is noticed late.
 const ENDS_KEPT: usize = 64;
 
 /// End of a generation, from the view of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum GenerationEnd {
     /// On its own.
     Died,
     /// Caused by one request.
@@ -44,8 +46,8 @@ enum End {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Trial {
-    request: Fingerprint,
+struct SuspectTrial {
+    request: RequestFingerprint,
     /// Time at which its client left.
     left: Option<Duration>,
 }
@@ -54,12 +56,12 @@ struct Trial {
 #[derive(Clone, Copy, Debug)]
 struct AbandonedRequest {
     generation: GenerationId,
-    request: Fingerprint,
+    request: RequestFingerprint,
     at: Duration,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct QuarantineEntry {
     /// Generations to which its connections broke and whose fate is unknown.
     doubts: Vec<GenerationId>,
     suspect: bool,
@@ -73,19 +75,19 @@ struct Entry {
 
 /// State of one model's requests. Times are since the caller's epoch and never decrease.
 #[derive(Debug)]
-pub struct Quarantine {
+pub struct RequestQuarantine {
     policy: QuarantinePolicy,
-    entries: BTreeMap<Fingerprint, Entry>,
+    entries: BTreeMap<RequestFingerprint, QuarantineEntry>,
     /// Requests on trial, by generation.
-    trials: BTreeMap<GenerationId, Trial>,
+    trials: BTreeMap<GenerationId, SuspectTrial>,
     /// Oldest first.
     left: VecDeque<AbandonedRequest>,
-    ends: VecDeque<(GenerationId, End)>,
+    ends: VecDeque<(GenerationId, GenerationEnd)>,
     refused: u64,
     refusals: u64,
 }
 
-impl Quarantine {
+impl RequestQuarantine {
     /// Creates an empty quarantine.
     pub fn new(policy: QuarantinePolicy) -> Self {
         Self {
@@ -124,19 +126,19 @@ impl Quarantine {
     }
 
     /// Returns the treatment of a request.
-    pub fn standing(&mut self, request: Fingerprint, now: Duration) -> Standing {
+    pub fn standing(&mut self, request: RequestFingerprint, now: Duration) -> RequestStanding {
         self.forget_old(now);
         match self.entries.get(&request) {
-            None => Standing::Clear,
-            Some(Entry { refused_until: Some(until), .. }) => {
-                Standing::Refused { left: until.saturating_sub(now) }
+            None => RequestStanding::Clear,
+            Some(QuarantineEntry { refused_until: Some(until), .. }) => {
+                RequestStanding::Refused { left: until.saturating_sub(now) }
             }
-            Some(_) => Standing::Suspect,
+            Some(_) => RequestStanding::Suspect,
         }
     }
 
     /// Counts a refusal.
-    pub fn note_refusal(&mut self, request: Fingerprint) {
+    pub fn note_refusal(&mut self, request: RequestFingerprint) {
         self.refusals += 1;
         if let Some(entry) = self.entries.get_mut(&request) {
             entry.refusals += 1;
@@ -145,12 +147,12 @@ impl Quarantine {
 
     /// Records that a request's connection to this generation broke after it was sent completely. Returns
     /// true if the server is known to have died on its own, so that the request is a suspect.
-    pub fn broke(&mut self, generation: GenerationId, request: Fingerprint, now: Duration) -> bool {
+    pub fn broke(&mut self, generation: GenerationId, request: RequestFingerprint, now: Duration) -> bool {
         if !self.is_on() {
             return false;
         }
         let end = self.ends.iter().find(|(ended, _)| *ended == generation).map(|(_, end)| *end);
-        if matches!(end, Some(End::Stopped | End::Felled)) {
+        if matches!(end, Some(GenerationEnd::Stopped | GenerationEnd::Felled)) {
             // Felled: the responsible request is known.
             return false;
         }
@@ -168,7 +170,7 @@ impl Quarantine {
     /// Records that a client left after its request was sent completely and before its answer was; the
     /// server may continue with it for a while. Returns true if the server is known to have died on its own
     /// meanwhile, so that the request is a suspect.
-    pub fn left(&mut self, generation: GenerationId, request: Fingerprint, now: Duration) -> bool {
+    pub fn left(&mut self, generation: GenerationId, request: RequestFingerprint, now: Duration) -> bool {
         if !self.is_on() {
             return false;
         }
@@ -183,7 +185,12 @@ impl Quarantine {
     }
 
     /// Returns the time until no other abandoned request may still run on a generation; `None` if none does.
-    pub fn lingers(&self, generation: GenerationId, request: Fingerprint, now: Duration) -> Option<Duration> {
+    pub fn lingers(
+        &self,
+        generation: GenerationId,
+        request: RequestFingerprint,
+        now: Duration,
+    ) -> Option<Duration> {
         let others = |left: &&AbandonedRequest| left.generation == generation && left.request != request;
         let last = self.left.iter().rev().find(others)?;
         let until = last.at.saturating_add(self.policy.lingers_for);
@@ -217,30 +224,30 @@ impl Quarantine {
 
     /// Returns the time that a suspect waits to be alone. Doubles with each further death: a guilty request
     /// costs all others a death each time, and long-running requests must not postpone its trial forever.
-    pub fn patience(&self, request: Fingerprint) -> Duration {
+    pub fn patience(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 5;
         self.policy.alone_wait.saturating_mul(1 << self.further(request).min(DOUBLINGS))
     }
 
     /// Returns the time that a suspect may be alone. Longer after further deaths, which it may cause only
     /// late, and never as long as later requests wait.
-    pub fn alone_time(&self, request: Fingerprint) -> Duration {
+    pub fn alone_time(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 2;
         self.policy.alone_for.saturating_mul(1 << self.further(request).min(DOUBLINGS))
     }
 
     /// Returns the number of deaths after the first.
-    fn further(&self, request: Fingerprint) -> u32 {
+    fn further(&self, request: RequestFingerprint) -> u32 {
         self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1))
     }
 
     /// Starts a trial, with no other request on the generation.
-    pub fn begin_trial(&mut self, generation: GenerationId, request: Fingerprint) {
-        self.trials.insert(generation, Trial { request, left: None });
+    pub fn begin_trial(&mut self, generation: GenerationId, request: RequestFingerprint) {
+        self.trials.insert(generation, SuspectTrial { request, left: None });
     }
 
     /// Returns the request on trial.
-    pub fn trial(&self, generation: GenerationId) -> Option<Fingerprint> {
+    pub fn trial(&self, generation: GenerationId) -> Option<RequestFingerprint> {
         self.trials.get(&generation).map(|trial| trial.request)
     }
 
@@ -248,7 +255,7 @@ impl Quarantine {
     /// connection the generation's fate still counts, and for a while if its client left.
     pub fn end_trial(&mut self, generation: GenerationId) {
         let Some(trial) = self.trials.get_mut(&generation) else { return };
-        let doubted = |entry: &Entry| entry.doubts.contains(&generation);
+        let doubted = |entry: &QuarantineEntry| entry.doubts.contains(&generation);
         if self.entries.get(&trial.request).is_some_and(doubted) {
             return;
         }
@@ -260,7 +267,7 @@ impl Quarantine {
     }
 
     /// Clears a request that was answered, on trial or in company.
-    pub fn survived(&mut self, generation: GenerationId, request: Fingerprint) {
+    pub fn survived(&mut self, generation: GenerationId, request: RequestFingerprint) {
         if self.trial(generation) == Some(request) {
             self.trials.remove(&generation);
         }
@@ -270,12 +277,12 @@ impl Quarantine {
     }
 
     /// Records that the generation's process ended on its own.
-    pub fn died(&mut self, generation: GenerationId, death: Death, now: Duration) -> Found {
+    pub fn died(&mut self, generation: GenerationId, death: ServerDeath, now: Duration) -> DeathResult {
         let policy = self.policy;
         let lingers = |at: Duration| now.saturating_sub(at) < policy.lingers_for.saturating_add(death.hung);
         let trial = self.trials.remove(&generation);
         let trial = trial.filter(|trial| trial.left.is_none_or(lingers)).map(|trial| trial.request);
-        let mut found = Found::default();
+        let mut found = DeathResult::default();
         let until = now.saturating_add(policy.suspect_for);
         let all = std::mem::take(&mut self.left);
         let (of_it, others) = all.into_iter().partition(|left| left.generation == generation);
@@ -306,7 +313,10 @@ impl Quarantine {
             self.refused += 1;
             found.suspects.clear();
         }
-        self.end(generation, if found.refused.is_some() { End::Felled } else { End::Died });
+        self.end(
+            generation,
+            if found.refused.is_some() { GenerationEnd::Felled } else { GenerationEnd::Died },
+        );
         found
     }
 
@@ -315,12 +325,12 @@ impl Quarantine {
         self.trials.remove(&generation);
         self.left.retain(|left| left.generation != generation);
         self.lives(generation);
-        self.end(generation, End::Stopped);
+        self.end(generation, GenerationEnd::Stopped);
     }
 
     /// Returns true if the generation died of a request that is now refused.
     pub fn was_felled(&self, generation: GenerationId) -> bool {
-        self.ends.iter().any(|(ended, end)| *ended == generation && *end == End::Felled)
+        self.ends.iter().any(|(ended, end)| *ended == generation && *end == GenerationEnd::Felled)
     }
 
     /// Forgets a request by its fingerprint or a prefix of it, or all of them; returns the number.
@@ -334,13 +344,13 @@ impl Quarantine {
     }
 
     /// Lists refused requests, then suspects; in each group the longest remembered comes first.
-    pub fn list(&self, now: Duration) -> Vec<Known> {
+    pub fn list(&self, now: Duration) -> Vec<QuarantinedRequest> {
         let known = self
             .entries
             .iter()
             .filter(|(_, entry)| (entry.suspect || entry.refused_until.is_some()) && entry.until > now);
-        let mut all: Vec<Known> = known
-            .map(|(fingerprint, entry)| Known {
+        let mut all: Vec<QuarantinedRequest> = known
+            .map(|(fingerprint, entry)| QuarantinedRequest {
                 fingerprint: *fingerprint,
                 refused: entry.refused_until.is_some(),
                 left_s: entry.until.saturating_sub(now).as_secs(),
@@ -357,7 +367,7 @@ impl Quarantine {
         (self.refused, self.refusals)
     }
 
-    fn end(&mut self, generation: GenerationId, end: End) {
+    fn end(&mut self, generation: GenerationId, end: GenerationEnd) {
         if self.ends.len() >= ENDS_KEPT {
             self.ends.pop_front();
         }
@@ -368,7 +378,7 @@ impl Quarantine {
         self.entries.retain(|_, entry| entry.until > now);
     }
 
-    fn entry(&mut self, request: Fingerprint, until: Duration, now: Duration) -> &mut Entry {
+    fn entry(&mut self, request: RequestFingerprint, until: Duration, now: Duration) -> &mut QuarantineEntry {
         if !self.entries.contains_key(&request) && self.entries.len() >= self.policy.known {
             self.forget_old(now);
             // Suspects are dropped before requests known to kill, the oldest first.
@@ -380,7 +390,7 @@ impl Quarantine {
                 self.entries.remove(&request);
             }
         }
-        let entry = self.entries.entry(request).or_insert(Entry {
+        let entry = self.entries.entry(request).or_insert(QuarantineEntry {
             doubts: Vec::new(),
             suspect: false,
             refused_until: None,
@@ -393,7 +403,7 @@ impl Quarantine {
     }
 }
 
-impl Entry {
+impl QuarantineEntry {
     fn is_worth_keeping(&self) -> bool {
         self.suspect || !self.doubts.is_empty() || self.refused_until.is_some()
     }

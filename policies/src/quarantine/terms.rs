@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 /// A keyed hash of a request: allows comparison, and reveals nothing else without the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fingerprint(pub u128);
+pub struct RequestFingerprint(pub u128);
 
-impl std::fmt::Display for Fingerprint {
+impl std::fmt::Display for RequestFingerprint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:032x}", self.0)
     }
 }
 
-impl Serialize for Fingerprint {
+impl Serialize for RequestFingerprint {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Fingerprint {
+impl<'de> Deserialize<'de> for RequestFingerprint {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         u128::from_str_radix(&text, 16).map(Self).map_err(serde::de::Error::custom)
@@ -32,7 +32,7 @@ pub type QuarantinePolicy = crate::defaults::Quarantine;
 
 /// Treatment of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum RequestStanding {
     /// The request is unknown.
     Clear,
     /// A server died with it in flight: it must be tried alone.
@@ -46,7 +46,7 @@ pub enum Standing {
 
 /// Circumstances of an unexplained death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Death {
+pub struct ServerDeath {
     /// Requests in flight besides the one on trial, or in total.
     pub others: u32,
     /// Time that the server had worked only on the cause of its death; zero unless it hung.
@@ -57,18 +57,18 @@ pub struct Death {
 
 /// Result of a death.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct DeathResult {
     /// Requests that are suspects now.
-    pub suspects: Vec<Fingerprint>,
+    pub suspects: Vec<RequestFingerprint>,
     /// Request that is refused from now on.
-    pub refused: Option<Fingerprint>,
+    pub refused: Option<RequestFingerprint>,
 }
 
 /// A listed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
+pub struct QuarantinedRequest {
     /// Fingerprint of the request.
-    pub fingerprint: Fingerprint,
+    pub fingerprint: RequestFingerprint,
     /// True if refused, false if a suspect.
     pub refused: bool,
     /// Seconds until it is forgotten.

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const A: Fingerprint = Fingerprint(1);
-const B: Fingerprint = Fingerprint(2);
+const A: RequestFingerprint = RequestFingerprint(1);
+const B: RequestFingerprint = RequestFingerprint(2);
 const G: GenerationId = GenerationId(1);
 const H: GenerationId = GenerationId(2);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -22,8 +22,8 @@ fn policy() -> QuarantinePolicy {
 }
 
 /// A death with this many other requests in flight.
-fn among(others: u32) -> Death {
-    Death { others, hung: Duration::ZERO, proves: true }
+fn among(others: u32) -> ServerDeath {
+    ServerDeath { others, hung: Duration::ZERO, proves: true }
 }
 
 fn at(minutes: u32) -> Duration {
@@ -31,8 +31,8 @@ fn at(minutes: u32) -> Duration {
 }
 
 /// A quarantine after a server died with `A` in flight.
-fn suspected() -> Quarantine {
-    let mut known = Quarantine::new(policy());
+fn suspected() -> RequestQuarantine {
+    let mut known = RequestQuarantine::new(policy());
     known.broke(G, A, at(0));
     known.died(G, among(0), at(0));
     known
@@ -40,24 +40,24 @@ fn suspected() -> Quarantine {
 
 #[test]
 fn a_death_makes_suspects_of_all_in_flight_and_refuses_nobody() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     known.broke(G, A, at(0));
     known.broke(G, B, at(0));
     assert!(!known.is_settled(G));
     let found = known.died(G, among(3), at(0));
     assert_eq!((found.suspects, found.refused), (vec![A, B], None));
     assert!(known.is_settled(G) && !known.was_felled(G));
-    assert_eq!(known.standing(A, at(1)), Standing::Suspect);
-    assert_eq!(known.standing(Fingerprint(9), at(1)), Standing::Clear);
+    assert_eq!(known.standing(A, at(1)), RequestStanding::Suspect);
+    assert_eq!(known.standing(RequestFingerprint(9), at(1)), RequestStanding::Clear);
     // A request whose broken connection is noticed late is a suspect, too.
-    assert!(known.broke(G, Fingerprint(3), at(1)));
-    assert_eq!(known.standing(Fingerprint(3), at(1)), Standing::Suspect);
-    assert_eq!(known.standing(A, at(11)), Standing::Clear, "forgotten");
+    assert!(known.broke(G, RequestFingerprint(3), at(1)));
+    assert_eq!(known.standing(RequestFingerprint(3), at(1)), RequestStanding::Suspect);
+    assert_eq!(known.standing(A, at(11)), RequestStanding::Clear, "forgotten");
 }
 
 #[test]
 fn who_kills_a_server_alone_is_refused_for_a_time() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     known.broke(G, A, at(0));
     known.broke(G, B, at(0));
     known.died(G, among(0), at(0));
@@ -65,8 +65,8 @@ fn who_kills_a_server_alone_is_refused_for_a_time() {
     let found = known.died(H, among(0), at(1));
     assert_eq!((found.suspects, found.refused), (vec![], Some(A)));
     assert!(known.was_felled(H) && !known.was_felled(G));
-    assert_eq!(known.standing(A, at(2)), Standing::Refused { left: at(59) });
-    assert_eq!(known.standing(B, at(2)), Standing::Suspect, "for another's deed nobody is refused");
+    assert_eq!(known.standing(A, at(2)), RequestStanding::Refused { left: at(59) });
+    assert_eq!(known.standing(B, at(2)), RequestStanding::Suspect, "for another's deed nobody is refused");
     known.note_refusal(A);
     let list = known.list(at(2));
     assert_eq!(
@@ -75,13 +75,13 @@ fn who_kills_a_server_alone_is_refused_for_a_time() {
     );
     assert_eq!((list[1].fingerprint, list[1].refused), (B, false));
     assert_eq!(known.counts(), (1, 1));
-    assert_eq!(known.standing(A, at(61)), Standing::Clear);
+    assert_eq!(known.standing(A, at(61)), RequestStanding::Clear);
 }
 
 #[test]
 fn a_death_in_company_refuses_nobody_although_one_was_on_trial() {
     for late in [false, true] {
-        let mut known = Quarantine::new(policy());
+        let mut known = RequestQuarantine::new(policy());
         known.broke(G, A, at(0));
         known.died(G, among(0), at(0));
         known.begin_trial(H, A);
@@ -89,7 +89,7 @@ fn a_death_in_company_refuses_nobody_although_one_was_on_trial() {
             known.broke(H, B, at(1));
         }
         assert_eq!(known.died(H, among(u32::from(late)), at(1)).refused, None);
-        assert_eq!(known.standing(A, at(1)), Standing::Suspect);
+        assert_eq!(known.standing(A, at(1)), RequestStanding::Suspect);
     }
 }
 
@@ -117,21 +117,21 @@ fn a_break_on_trial_is_judged_when_the_end_is_known() {
 
 #[test]
 fn whose_client_left_a_moment_ago_is_in_flight_at_a_death() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     known.left(G, A, at(0));
     known.left(H, B, at(0));
     let found = known.died(G, among(0), at(1));
     assert_eq!((found.suspects, found.refused), (vec![A], None), "of this server, and nobody is on trial");
-    assert_eq!(known.died(H, among(0), at(2)), Found::default(), "that was long ago");
+    assert_eq!(known.died(H, among(0), at(2)), DeathResult::default(), "that was long ago");
     assert!(known.left(G, B, at(2)), "the death is known sooner than that its client left");
     // A server that hung had worked on nothing else for as long.
     let hangs = GenerationId(3);
-    known.left(hangs, Fingerprint(3), at(0));
-    let found = known.died(hangs, Death { hung: MINUTE * 2, ..among(0) }, at(3));
-    assert_eq!(found.suspects, [Fingerprint(3)]);
-    known.left(GenerationId(4), Fingerprint(4), at(3));
+    known.left(hangs, RequestFingerprint(3), at(0));
+    let found = known.died(hangs, ServerDeath { hung: MINUTE * 2, ..among(0) }, at(3));
+    assert_eq!(found.suspects, [RequestFingerprint(3)]);
+    known.left(GenerationId(4), RequestFingerprint(4), at(3));
     known.stopped(GenerationId(4));
-    assert_eq!(known.standing(Fingerprint(4), at(3)), Standing::Clear);
+    assert_eq!(known.standing(RequestFingerprint(4), at(3)), RequestStanding::Clear);
 }
 
 #[test]
@@ -154,12 +154,12 @@ fn leaving_its_trial_saves_nobody_and_nobody_is_refused_for_one_that_left_before
     known.begin_trial(late, A);
     known.left(late, A, at(1));
     known.end_trial(late);
-    assert_eq!(known.died(late, among(0), at(3)), Found::default(), "the server had done with it");
+    assert_eq!(known.died(late, among(0), at(3)), DeathResult::default(), "the server had done with it");
 }
 
 #[test]
 fn who_meets_death_again_and_again_waits_longer_to_be_alone() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     assert_eq!((known.patience(A), known.alone_time(A)), (MINUTE, MINUTE));
     for (generation, minutes) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 32), (7, 32)] {
         known.broke(GenerationId(generation), A, at(0));
@@ -176,12 +176,12 @@ fn a_trial_whose_server_lives_on_is_over() {
     known.end_trial(H);
     known.lives(H);
     assert_eq!(known.trial(H), None);
-    assert_eq!(known.died(H, among(0), at(1)), Found::default(), "it had nothing to do with that");
+    assert_eq!(known.died(H, among(0), at(1)), DeathResult::default(), "it had nothing to do with that");
 }
 
 #[test]
 fn a_request_that_was_sent_to_two_servers_is_judged_by_each() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     known.broke(G, A, at(0));
     known.broke(H, A, at(0));
     assert!(!known.is_settled(G) && !known.is_settled(H));
@@ -192,20 +192,20 @@ fn a_request_that_was_sent_to_two_servers_is_judged_by_each() {
 
 #[test]
 fn a_death_for_lack_of_memory_makes_suspects_and_refuses_nobody() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     known.broke(G, A, at(0));
-    let short = Death { proves: false, ..among(0) };
+    let short = ServerDeath { proves: false, ..among(0) };
     assert_eq!(known.died(G, short, at(0)).suspects, [A]);
     known.begin_trial(H, A);
-    assert_eq!(known.died(H, short, at(0)), Found { suspects: vec![A], refused: None });
+    assert_eq!(known.died(H, short, at(0)), DeathResult { suspects: vec![A], refused: None });
     assert!(!known.was_felled(H));
 }
 
 #[test]
 fn what_lives_or_was_stopped_makes_no_suspects() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     known.broke(G, A, at(0));
-    assert_eq!(known.standing(A, at(0)), Standing::Suspect, "as long as it is not known");
+    assert_eq!(known.standing(A, at(0)), RequestStanding::Suspect, "as long as it is not known");
     known.lives(G);
     assert!(known.is_settled(G) && known.is_empty());
     known.broke(G, A, at(0));
@@ -216,24 +216,24 @@ fn what_lives_or_was_stopped_makes_no_suspects() {
 
 #[test]
 fn released_ones_are_clear_and_without_a_time_nothing_is_known() {
-    let mut known = Quarantine::new(policy());
+    let mut known = RequestQuarantine::new(policy());
     known.broke(G, A, at(0));
     known.broke(G, B, at(0));
     known.died(G, among(0), at(0));
     assert_eq!(known.release(Some(&B.to_string())), 1);
-    assert_eq!(known.standing(B, at(0)), Standing::Clear);
+    assert_eq!(known.standing(B, at(0)), RequestStanding::Clear);
     assert_eq!(known.release(None), 1);
     known.set(QuarantinePolicy { refuse_for: Duration::ZERO, ..policy() });
     known.broke(H, A, at(0));
-    assert!(known.is_empty() && known.died(H, among(0), at(0)) == Found::default());
+    assert!(known.is_empty() && known.died(H, among(0), at(0)) == DeathResult::default());
 }
 
 #[test]
 fn a_fingerprint_is_written_and_read_as_hexadecimal() {
-    let print = Fingerprint(0xabc);
+    let print = RequestFingerprint(0xabc);
     let json = serde_json::to_string(&print).unwrap();
     assert_eq!(json, format!("\"{print}\""));
-    assert_eq!(serde_json::from_str::<Fingerprint>(&json).unwrap(), print);
+    assert_eq!(serde_json::from_str::<RequestFingerprint>(&json).unwrap(), print);
 }
 
 proptest! {
@@ -241,10 +241,10 @@ proptest! {
     /// refused only if it was on trial at a death without company.
     #[test]
     fn nobody_is_refused_without_a_death_alone(steps in prop::collection::vec((0..8_u8, 0..4_u64, 0..12_u128), 1..200)) {
-        let mut known = Quarantine::new(policy());
+        let mut known = RequestQuarantine::new(policy());
         let mut may = std::collections::BTreeSet::new();
         for (minute, (what, generation, request)) in (0_u32..).zip(steps) {
-            let (now, generation, request) = (at(minute / 10), GenerationId(generation), Fingerprint(request));
+            let (now, generation, request) = (at(minute / 10), GenerationId(generation), RequestFingerprint(request));
             match what {
                 0 | 1 => drop(known.broke(generation, request, now)),
                 2 => {

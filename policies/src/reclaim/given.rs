@@ -7,14 +7,14 @@ use crate::units::ByteSize;
 
 /// Parts of a process that support reclaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parts {
+pub struct ReclaimParts {
     /// The heap of llama-server.
     pub heap: bool,
     /// CUDA memory: graphs, pools, cuBLAS.
     pub cuda: bool,
 }
 
-impl Parts {
+impl ReclaimParts {
     /// Returns true if any part supports it.
     pub const fn any(self) -> bool {
         self.heap || self.cuda
@@ -42,7 +42,7 @@ impl Parts {
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum ReclaimOutcome {
     /// Everything requested was given back, as far as it existed.
     Done,
     /// A part was given back.
@@ -61,7 +61,7 @@ pub enum Outcome {
     Nobody,
 }
 
-impl Outcome {
+impl ReclaimOutcome {
     /// All outcomes.
     pub const ALL: [Self; 8] = [
         Self::Done,
@@ -124,7 +124,7 @@ impl Outcome {
 /// Reclaimed bytes by the process's own count. Graphs and cuBLAS are estimates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Given {
+pub struct ReclaimedBytes {
     /// Host memory of graphs.
     pub graphs_host: u64,
     /// VRAM of graphs.
@@ -137,7 +137,7 @@ pub struct Given {
     pub heap: u64,
 }
 
-impl Given {
+impl ReclaimedBytes {
     /// Returns all parts with their names in JSON and metrics.
     pub const fn parts(self) -> [(&'static str, u64); 5] {
         [
@@ -162,7 +162,7 @@ impl Given {
     }
 }
 
-impl std::fmt::Display for Given {
+impl std::fmt::Display for ReclaimedBytes {
     /// `graphs 1.2 GiB (host) and 300.0 MiB (GPU), pools 512.0 MiB, heap 80.0 MiB`; `nothing`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut said = Vec::new();

@@ -22,10 +22,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use given::{Given, Outcome, Parts};
+pub use given::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
 
 use crate::defaults::Recycle;
-use crate::recycle::{Action, Decision, Reason, SeriesFacts};
+use crate::recycle::{Reason, RecycleAction, RecycleDecision, SeriesFacts};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, scale, span};
 
@@ -109,14 +109,14 @@ pub enum ReclaimWorth {
 struct ActiveReclaim {
     at: Duration,
     /// Cause of the request; `None` for an operator's.
-    cause: Option<Cause>,
+    cause: Option<ReclaimCause>,
     /// Time of the answer.
     answered: Option<Duration>,
 }
 
 /// Memory that caused the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cause {
+struct ReclaimCause {
     series: MemoryKind,
     /// Bytes at the request.
     before: u64,
@@ -158,8 +158,8 @@ impl ReclaimHistory {
     pub fn rung(
         &self,
         policy: &Recycle,
-        parts: Option<Parts>,
-        decision: &Decision,
+        parts: Option<ReclaimParts>,
+        decision: &RecycleDecision,
         facts: Option<&SeriesFacts>,
         now: Duration,
     ) -> ReclaimDecision {
@@ -173,7 +173,7 @@ impl ReclaimHistory {
             return ReclaimDecision::Replace(*why);
         }
         if let Some(asked) = self.asked {
-            let limit = if decision.action >= Action::DrainNow {
+            let limit = if decision.action >= RecycleAction::DrainNow {
                 policy.reclaim_limit_hard
             } else {
                 policy.reclaim_limit
@@ -200,7 +200,7 @@ impl ReclaimHistory {
             }
         }
         if since < policy.reclaim_again {
-            if (self.forgiven || self.refused) && decision.action < Action::DrainNow {
+            if (self.forgiven || self.refused) && decision.action < RecycleAction::DrainNow {
                 return ReclaimDecision::Wait;
             }
             return ReclaimDecision::Replace(NoReclaim::TooOften { seconds: since.as_secs() });
@@ -212,7 +212,7 @@ impl ReclaimHistory {
     pub fn asked(
         &mut self,
         policy: &Recycle,
-        cause: Option<(&Decision, Option<&SeriesFacts>)>,
+        cause: Option<(&RecycleDecision, Option<&SeriesFacts>)>,
         now: Duration,
     ) {
         let cause = cause.and_then(|(decision, facts)| {
@@ -228,7 +228,7 @@ impl ReclaimHistory {
                 Some(fresh) => fresh.saturating_add(scale(reach - fresh, 1.0 - policy.reclaim_room)),
                 None => reach.saturating_sub(1),
             };
-            Some(Cause { series, before, most })
+            Some(ReclaimCause { series, before, most })
         });
         self.asked = Some(ActiveReclaim { at: now, cause, answered: None });
     }
@@ -242,16 +242,16 @@ impl ReclaimHistory {
     }
 
     /// Records the answer, or its absence. Returns true if the next reading shows the result.
-    pub fn answered(&mut self, outcome: Outcome, now: Duration) -> bool {
+    pub fn answered(&mut self, outcome: ReclaimOutcome, now: Duration) -> bool {
         let Some(asked) = &mut self.asked else { return false };
-        if matches!(outcome, Outcome::NoAnswer | Outcome::Nobody) {
+        if matches!(outcome, ReclaimOutcome::NoAnswer | ReclaimOutcome::Nobody) {
             if let Some(cause) = asked.cause {
                 self.in_vain.push((cause.series, NoReclaim::NoAnswer));
             }
             self.asked = None;
             return false;
         }
-        if outcome == Outcome::TooSoon && !self.refused {
+        if outcome == ReclaimOutcome::TooSoon && !self.refused {
             // The process knows of a request that we do not. Retry once that is long ago.
             (self.asked, self.last, self.refused) = (None, Some(now), true);
             return false;
@@ -277,7 +277,7 @@ impl ReclaimHistory {
         if let Some(cause) = cause
             && let Some(after) = charged(cause.series)
         {
-            let Cause { series, before, .. } = cause;
+            let ReclaimCause { series, before, .. } = cause;
             let bytes = before.saturating_sub(after);
             self.fell.retain(|fell| fell.series != series);
             if after <= cause.most {
@@ -295,8 +295,8 @@ impl ReclaimHistory {
 }
 
 /// Returns the reclaimable memory that a decision is about, and its bytes.
-fn reclaimable_memory(decision: &Decision, facts: Option<&SeriesFacts>) -> Option<(MemoryKind, u64)> {
-    let wanted = matches!(decision.action, Action::RecycleWhenQuiet | Action::DrainNow);
+fn reclaimable_memory(decision: &RecycleDecision, facts: Option<&SeriesFacts>) -> Option<(MemoryKind, u64)> {
+    let wanted = matches!(decision.action, RecycleAction::RecycleWhenQuiet | RecycleAction::DrainNow);
     let memory = matches!(
         decision.reason?,
         Reason::HostSoft

@@ -3,33 +3,39 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::growth::Growth;
+use crate::growth::SeriesGrowth;
 use crate::sample::GpuIndex;
 use crate::units::MIB;
 
-const BOTH: Parts = Parts { heap: true, cuda: true };
-const HEAP: Parts = Parts { heap: true, cuda: false };
+const BOTH: ReclaimParts = ReclaimParts { heap: true, cuda: true };
+const HEAP: ReclaimParts = ReclaimParts { heap: true, cuda: false };
 
 fn policy() -> Recycle {
     crate::defaults().recycle
 }
 
-fn decision(reason: Reason, limit: Option<u64>) -> Decision {
+fn decision(reason: Reason, limit: Option<u64>) -> RecycleDecision {
     let action = match reason {
-        Reason::HostHard | Reason::VramHard => Action::DrainNow,
-        Reason::MemoryExhausted => Action::KillNow,
-        _ => Action::RecycleWhenQuiet,
+        Reason::HostHard | Reason::VramHard => RecycleAction::DrainNow,
+        Reason::MemoryExhausted => RecycleAction::KillNow,
+        _ => RecycleAction::RecycleWhenQuiet,
     };
     let series = match reason {
         Reason::VramSoft | Reason::VramHard | Reason::SharedVram => MemoryKind::Vram(GpuIndex(0)),
         _ => MemoryKind::Host,
     };
-    Decision { action, reason: Some(reason), series: Some(series), limit_bytes: limit, ..Decision::OBSERVE }
+    RecycleDecision {
+        action,
+        reason: Some(reason),
+        series: Some(series),
+        limit_bytes: limit,
+        ..RecycleDecision::OBSERVE
+    }
 }
 
 /// A process that had 1,000 MiB when fresh.
 fn facts(series: MemoryKind, charged: u64) -> SeriesFacts {
-    let growth = Growth { baseline: Some(1000 * MIB), ..Growth::of(series) };
+    let growth = SeriesGrowth { baseline: Some(1000 * MIB), ..SeriesGrowth::of(series) };
     SeriesFacts { growth: Some(growth), ..SeriesFacts::of(series, Some(charged * MIB)) }
 }
 
@@ -43,7 +49,7 @@ fn after(reason: Reason, at: u64, left: u64) -> ReclaimHistory {
     let series = decision.series.unwrap();
     let mut reclaims = ReclaimHistory::default();
     reclaims.asked(&policy(), Some((&decision, Some(&facts(series, 2010)))), s(at));
-    assert!(reclaims.answered(Outcome::Done, s(at + 1)));
+    assert!(reclaims.answered(ReclaimOutcome::Done, s(at + 1)));
     assert_eq!(reclaims.read(s(at), |_| Some(0)), None, "a reading from before the answer says nothing");
     let worth =
         if left <= 1750 || reason == Reason::Growth { ReclaimWorth::Enough } else { ReclaimWorth::NotEnough };
@@ -83,15 +89,17 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
         assert_eq!(of(&policy(), Some(BOTH), reason), wanted, "{reason}");
     }
     assert_eq!(of(&policy(), Some(HEAP), Reason::HostSoft), ReclaimDecision::Reclaim);
-    for (parts, reason) in
-        [(Some(HEAP), Reason::VramSoft), (Some(Parts::default()), Reason::HostSoft), (None, Reason::HostSoft)]
-    {
+    for (parts, reason) in [
+        (Some(HEAP), Reason::VramSoft),
+        (Some(ReclaimParts::default()), Reason::HostSoft),
+        (None, Reason::HostSoft),
+    ] {
         assert_eq!(of(&policy(), parts, reason), ReclaimDecision::Replace(NoReclaim::CannotAsk), "{parts:?}");
     }
     let off = Recycle { reclaim: false, ..policy() };
     assert_eq!(of(&off, Some(BOTH), Reason::HostSoft), ReclaimDecision::Replace(NoReclaim::Off));
     // Decisions that are only reported, and unknown memory, have no effect.
-    let told = Decision { action: Action::Observe, ..decision(Reason::Growth, None) };
+    let told = RecycleDecision { action: RecycleAction::Observe, ..decision(Reason::Growth, None) };
     let known = facts(MemoryKind::Host, 2010);
     let unknown = SeriesFacts::of(MemoryKind::Host, None);
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
@@ -169,13 +177,13 @@ fn an_answer_is_waited_for_within_its_limit_and_one_that_does_not_come_is_the_la
     // At the hard budget the wait is shorter.
     let hard = 100 + policy.reclaim_limit_hard.as_secs();
     assert_eq!(rung(&asked, Reason::HostHard, 2300, hard), ReclaimDecision::Replace(NoReclaim::NoAnswer));
-    assert!(!asked.answered(Outcome::NoAnswer, s(110)));
+    assert!(!asked.answered(ReclaimOutcome::NoAnswer, s(110)));
     assert_eq!(rung(&asked, Reason::HostSoft, 2050, 111), ReclaimDecision::Replace(NoReclaim::NoAnswer));
-    assert!(!asked.answered(Outcome::Done, s(112)), "nobody asked");
+    assert!(!asked.answered(ReclaimOutcome::Done, s(112)), "nobody asked");
     // An operator's request is no evidence against the process, and without a reading the result is open.
     let mut by_hand = ReclaimHistory::default();
     by_hand.asked(&policy, None, s(100));
-    assert!(!by_hand.answered(Outcome::NoAnswer, s(110)));
+    assert!(!by_hand.answered(ReclaimOutcome::NoAnswer, s(110)));
     assert_eq!(rung(&by_hand, Reason::HostSoft, 2050, 111), ReclaimDecision::Reclaim);
 }
 
@@ -191,7 +199,7 @@ fn refused_is_as_good_as_nothing_and_a_process_without_a_known_size_has_to_fall_
     for (left, helps) in [(1999, true), (2000, false)] {
         let mut reclaims = ReclaimHistory::default();
         reclaims.asked(&policy(), Some((&soft, Some(&bare))), s(100));
-        reclaims.answered(Outcome::Done, s(101));
+        reclaims.answered(ReclaimOutcome::Done, s(101));
         reclaims.read(s(102), |_| Some(left * MIB));
         let rung = reclaims.rung(&policy(), Some(BOTH), &soft, Some(&bare), s(500));
         assert_eq!(rung == ReclaimDecision::Reclaim, helps, "{left}");
@@ -200,7 +208,7 @@ fn refused_is_as_good_as_nothing_and_a_process_without_a_known_size_has_to_fall_
 
 #[test]
 fn two_answers_are_one_outcome() {
-    use Outcome::{Done, NoAnswer, OtherAllocator, Partly, Refused, TooSoon};
+    use ReclaimOutcome::{Done, NoAnswer, OtherAllocator, Partly, Refused, TooSoon};
     for (one, other, both) in [
         (Done, Done, Done),
         (Done, Partly, Partly),
@@ -216,9 +224,14 @@ fn two_answers_are_one_outcome() {
 
 #[test]
 fn what_is_said_of_it() {
-    let given =
-        Given { graphs_host: 1 << 30, graphs_device: 300 * MIB, pools: 512 * MIB, cublas: 0, heap: 80 * MIB };
-    let mut text = format!("{given}\n{}\n", Given::default());
+    let given = ReclaimedBytes {
+        graphs_host: 1 << 30,
+        graphs_device: 300 * MIB,
+        pools: 512 * MIB,
+        cublas: 0,
+        heap: 80 * MIB,
+    };
+    let mut text = format!("{given}\n{}\n", ReclaimedBytes::default());
     for why in [
         NoReclaim::NotMemory,
         NoReclaim::Off,
@@ -230,7 +243,7 @@ fn what_is_said_of_it() {
     ] {
         text.extend([why.to_string(), "\n".to_owned()]);
     }
-    for outcome in Outcome::ALL {
+    for outcome in ReclaimOutcome::ALL {
         text.extend([outcome.phrase(), "\n"]);
     }
     insta::assert_snapshot!(text);
@@ -259,9 +272,9 @@ fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
             answer_at = None;
             if answers {
                 grown = scale(grown, 1.0 - gone);
-                reclaims.answered(Outcome::Done, s(now));
+                reclaims.answered(ReclaimOutcome::Done, s(now));
             } else {
-                reclaims.answered(Outcome::NoAnswer, s(now));
+                reclaims.answered(ReclaimOutcome::NoAnswer, s(now));
             }
         }
         reclaims.read(s(now), |_| Some(1000 * MIB + grown));
@@ -269,7 +282,7 @@ fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
             continue;
         }
         let known = SeriesFacts {
-            growth: Some(Growth { baseline: Some(1000 * MIB), ..Growth::of(MemoryKind::Host) }),
+            growth: Some(SeriesGrowth { baseline: Some(1000 * MIB), ..SeriesGrowth::of(MemoryKind::Host) }),
             ..SeriesFacts::of(MemoryKind::Host, Some(1000 * MIB + grown))
         };
         match reclaims.rung(&policy, Some(BOTH), &soft, Some(&known), s(now)) {
@@ -334,7 +347,7 @@ fn a_request_for_something_else_ends_no_rest_and_makes_none_too_often() {
     let mut rests = after(Reason::Growth, 100, 1200);
     let asked_by_hand = |reclaims: &mut ReclaimHistory, at: u64| {
         reclaims.asked(&policy(), None, s(at));
-        assert!(reclaims.answered(Outcome::Done, s(at)));
+        assert!(reclaims.answered(ReclaimOutcome::Done, s(at)));
         assert_eq!(reclaims.read(s(at), |_| Some(1100 * MIB)), Some(ReclaimWorth::Unknown));
     };
     asked_by_hand(&mut rests, 200);
@@ -364,7 +377,7 @@ fn a_request_that_came_too_soon_is_made_once_more_and_not_for_ever() {
             Some((&decision(Reason::HostSoft, Some(2000 * MIB)), Some(&facts(MemoryKind::Host, 2010)))),
             s(at),
         );
-        reclaims.answered(Outcome::TooSoon, s(at))
+        reclaims.answered(ReclaimOutcome::TooSoon, s(at))
     };
     assert!(!ask(&mut reclaims, 100), "nothing is read for it");
     assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 101), ReclaimDecision::Wait);

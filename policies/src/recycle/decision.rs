@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cooldown::Held;
+use crate::cooldown::HoldReason;
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, span};
 
 /// Action on a backend, in rising urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Action {
+pub enum RecycleAction {
     /// No action.
     Observe,
     /// Replace it at the next quiet moment, or at the end of the wait.
@@ -23,7 +23,7 @@ pub enum Action {
     KillNow,
 }
 
-impl Action {
+impl RecycleAction {
     /// Returns the name used in JSON and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -133,7 +133,7 @@ impl std::fmt::Display for Reason {
 /// Hindrance of a wanted replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum WhyNot {
+pub enum RecycleHindrance {
     /// Requests are in flight, or were until recently.
     NotQuiet {
         /// Rest of the wait, in whole seconds, rounded up.
@@ -147,7 +147,7 @@ pub enum WhyNot {
     /// The mode is `observe`.
     Observing {
         /// Action in another mode.
-        would: Action,
+        would: RecycleAction,
     },
     /// Memory leaks, but the limit is not near enough.
     NotYet {
@@ -172,11 +172,11 @@ pub enum WhyNot {
     /// The cooldown holds it back.
     Held {
         /// Reason of the cooldown.
-        by: Held,
+        by: HoldReason,
     },
 }
 
-impl std::fmt::Display for WhyNot {
+impl std::fmt::Display for RecycleHindrance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotQuiet { seconds_left } => write!(
@@ -188,7 +188,7 @@ impl std::fmt::Display for WhyNot {
                 let left = Duration::from_secs(u64::from(*minutes_left) * 60);
                 write!(f, "outside of the window of the day: the next one opens in {}", span(left))
             }
-            Self::Observing { would: Action::DrainNow } => f.write_str(
+            Self::Observing { would: RecycleAction::DrainNow } => f.write_str(
                 "`policy.growth` is \"observe\": with \"recycle\" it would be drained and replaced now",
             ),
             Self::Observing { .. } => f.write_str(
@@ -218,14 +218,14 @@ impl std::fmt::Display for WhyNot {
 
 /// Decision of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Decision {
+pub struct RecycleDecision {
     /// Action to take.
-    pub action: Action,
-    /// Reason. `None` with [`Action::Observe`], unless [`WhyNot::Observing`] names another mode's action, or
-    /// [`WhyNot::NotYet`] a future one.
+    pub action: RecycleAction,
+    /// Reason. `None` with [`RecycleAction::Observe`], unless [`RecycleHindrance::Observing`] names another mode's action, or
+    /// [`RecycleHindrance::NotYet`] a future one.
     pub reason: Option<Reason>,
-    /// True if the action is due now: always above [`Action::RecycleWhenQuiet`], never for
-    /// [`Action::Observe`].
+    /// True if the action is due now: always above [`RecycleAction::RecycleWhenQuiet`], never for
+    /// [`RecycleAction::Observe`].
     pub due: bool,
     /// Memory that is the reason, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -235,16 +235,16 @@ pub struct Decision {
     pub limit_bytes: Option<u64>,
     /// Hindrance, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why_not: Option<WhyNot>,
+    pub why_not: Option<RecycleHindrance>,
     /// The machine or the device is short of that memory, so no cooldown pause applies.
     #[serde(default)]
     pub threat: bool,
 }
 
-impl Decision {
+impl RecycleDecision {
     /// No action.
     pub const OBSERVE: Self = Self {
-        action: Action::Observe,
+        action: RecycleAction::Observe,
         reason: None,
         due: false,
         series: None,
@@ -255,7 +255,7 @@ impl Decision {
 
     /// Returns the same decision, held back: not due, with a hindrance.
     #[must_use]
-    pub fn but(self, why_not: WhyNot) -> Self {
+    pub fn but(self, why_not: RecycleHindrance) -> Self {
         Self { due: false, why_not: Some(why_not), ..self }
     }
 }

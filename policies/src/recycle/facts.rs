@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::policy::{Budget, RecyclePolicy};
-use crate::growth::{Growth, GrowthForecast, Monitor};
-use crate::health::Symptom;
-use crate::replacement_cost::Load;
-use crate::sample::{MemoryKind, Work};
-use crate::share::Chosen;
+use super::policy::{MemoryBudget, RecyclePolicy};
+use crate::growth::{GrowthForecast, GrowthMonitor, SeriesGrowth};
+use crate::health::HealthSymptom;
+use crate::replacement_cost::ReplacementLoad;
+use crate::sample::{MemoryKind, WorkDone};
+use crate::share::SharedChoice;
 
 /// Latest reading of one memory of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct SeriesReading {
     /// Memory that was read.
     pub series: MemoryKind,
     /// Bytes charged to the process group; `None` if unknown, which disables the rules of this series.
@@ -58,7 +58,7 @@ pub struct SeriesFacts {
     #[serde(default)]
     pub worst: Option<u64>,
     /// State of the series by the detector.
-    pub growth: Option<Growth>,
+    pub growth: Option<SeriesGrowth>,
     /// Forecast to the soft budget.
     pub to_soft: Option<GrowthForecast>,
     /// Forecast to the hard budget.
@@ -67,7 +67,7 @@ pub struct SeriesFacts {
     pub to_end: Option<GrowthForecast>,
     /// Budgets in bytes.
     #[serde(default)]
-    pub budget: Budget,
+    pub budget: MemoryBudget,
 }
 
 impl SeriesFacts {
@@ -87,14 +87,14 @@ impl SeriesFacts {
             to_soft: None,
             to_hard: None,
             to_end: None,
-            budget: Budget { soft: None, hard: None },
+            budget: MemoryBudget { soft: None, hard: None },
         }
     }
 
     /// Combines a reading with the detector's state. The supervisor, `policy replay` and the simulation all
     /// use this function.
-    pub fn gather(policy: &RecyclePolicy, monitor: &Monitor, reading: &Reading) -> Self {
-        let Reading { series, charged, before, at_ready, estimated, total, free, allowance, worst } =
+    pub fn gather(policy: &RecyclePolicy, monitor: &GrowthMonitor, reading: &SeriesReading) -> Self {
+        let SeriesReading { series, charged, before, at_ready, estimated, total, free, allowance, worst } =
             *reading;
         let mut facts = Self {
             rising: charged.zip(before).is_some_and(|(now, before)| now > before),
@@ -129,20 +129,20 @@ impl SeriesFacts {
 
 /// Facts about a generation at the moment of the decision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Facts {
+pub struct RecycleFacts {
     /// Known memories; the rules of others are disabled.
     pub series: Vec<SeriesFacts>,
     /// Symptoms of illness ([`crate::health::Health`]).
-    pub symptoms: Vec<Symptom>,
+    pub symptoms: Vec<HealthSymptom>,
     /// Choice of this generation by a shared budget ([`crate::share`]).
-    pub shared: Option<Chosen>,
+    pub shared: Option<SharedChoice>,
     /// Memory for which a prompt waits for a fresh process, because it would not fit into the present one
     /// ([`crate::admission`]).
     pub admission: Option<MemoryKind>,
     /// Time since ready.
     pub age: Duration,
     /// Work done.
-    pub work: Work,
+    pub work: WorkDone,
     /// Time without a request in flight; `None` while one is.
     pub idle_for: Option<Duration>,
     /// Time for which a replacement has been wanted; `None` if only now.
@@ -153,12 +153,12 @@ pub struct Facts {
     /// Local time, in minutes of the day; `None` if unknown, which closes no window.
     pub minute: Option<u16>,
     /// Cost of a replacement now.
-    pub load: Load,
+    pub load: ReplacementLoad,
     /// Random number of this generation in `[0, 1)`, drawn once.
     pub unit: f64,
 }
 
-impl Facts {
+impl RecycleFacts {
     /// Returns the bytes of one memory; `None` if unknown.
     pub fn charged(&self, series: Option<MemoryKind>) -> Option<u64> {
         self.series.iter().find(|facts| Some(facts.series) == series)?.charged

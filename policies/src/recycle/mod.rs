@@ -6,7 +6,7 @@
 //!  Facts ──┘                                              └─ end it ──────────────────────────────────────── due
 //! ```
 //!
-//! The function maps one [`Facts`] to one [`Decision`] and keeps no state. [`crate::cooldown`] decides if
+//! The function maps one [`RecycleFacts`] to one [`RecycleDecision`] and keeps no state. [`crate::cooldown`] decides if
 //! the action may be carried out now.
 
 mod decision;
@@ -19,21 +19,21 @@ mod tests;
 
 use std::time::Duration;
 
-pub use decision::{Action, Decision, Reason, WhyNot};
-pub use facts::{Facts, Reading, SeriesFacts};
-pub use policy::{Budget, GrowthMode, LevelsPolicy, RecyclePolicy};
+pub use decision::{Reason, RecycleAction, RecycleDecision, RecycleHindrance};
+pub use facts::{RecycleFacts, SeriesFacts, SeriesReading};
+pub use policy::{GrowthMode, LevelsPolicy, MemoryBudget, RecyclePolicy};
 
 use crate::growth::GrowthForecast;
-use crate::health::Symptom;
+use crate::health::HealthSymptom;
 use crate::replacement_cost;
 use crate::sample::MemoryKind;
-use crate::share::Level;
+use crate::share::BudgetLevel;
 use crate::units::{self, exact, whole};
 
 /// An argument for a replacement.
 #[derive(Clone, Copy)]
-struct Wish {
-    action: Action,
+struct RecycleWish {
+    action: RecycleAction,
     reason: Reason,
     series: Option<MemoryKind>,
     limit: Option<u64>,
@@ -43,7 +43,7 @@ struct Wish {
 }
 
 /// Judges one generation.
-pub fn decide(policy: &RecyclePolicy, facts: &Facts) -> Decision {
+pub fn decide(policy: &RecyclePolicy, facts: &RecycleFacts) -> RecycleDecision {
     decide_unless(policy, facts, |_, _| false)
 }
 
@@ -52,9 +52,9 @@ pub fn decide(policy: &RecyclePolicy, facts: &Facts) -> Decision {
 /// cooldown holds it back and says why.
 pub fn decide_unless(
     policy: &RecyclePolicy,
-    facts: &Facts,
+    facts: &RecycleFacts,
     barred: impl Fn(Reason, Option<MemoryKind>) -> bool,
-) -> Decision {
+) -> RecycleDecision {
     let wishes = wishes(policy, facts);
     let of = |observing: bool, all: bool| {
         // `max_by_key` takes the last of equals, and the list has the weightiest first.
@@ -62,16 +62,16 @@ pub fn decide_unless(
         kind.filter(|wish| all || !barred(wish.reason, wish.series)).max_by_key(|wish| wish.action)
     };
     let Some(wish) = of(false, false).or_else(|| of(false, true)) else {
-        let observed = of(true, true).map(|wish| Decision {
+        let observed = of(true, true).map(|wish| RecycleDecision {
             reason: Some(wish.reason),
             series: wish.series,
             limit_bytes: wish.limit,
-            why_not: Some(WhyNot::Observing { would: wish.action }),
-            ..Decision::OBSERVE
+            why_not: Some(RecycleHindrance::Observing { would: wish.action }),
+            ..RecycleDecision::OBSERVE
         });
-        return observed.or_else(|| future_decision(policy, facts)).unwrap_or(Decision::OBSERVE);
+        return observed.or_else(|| future_decision(policy, facts)).unwrap_or(RecycleDecision::OBSERVE);
     };
-    let decision = Decision {
+    let decision = RecycleDecision {
         action: wish.action,
         reason: Some(wish.reason),
         due: true,
@@ -80,15 +80,19 @@ pub fn decide_unless(
         why_not: None,
         threat: wish.threat,
     };
-    if wish.action > Action::RecycleWhenQuiet { decision } else { check_quiet(policy, facts, decision) }
+    if wish.action > RecycleAction::RecycleWhenQuiet {
+        decision
+    } else {
+        check_quiet(policy, facts, decision)
+    }
 }
 
 /// Decides if the moment for a deferrable replacement has come.
-fn check_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Decision {
+fn check_quiet(policy: &RecyclePolicy, facts: &RecycleFacts, decision: RecycleDecision) -> RecycleDecision {
     if let Some(minute) = facts.minute
         && !policy.only.open(minute)
     {
-        return decision.but(WhyNot::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
+        return decision.but(RecycleHindrance::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
     }
     let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.common.quiet_for);
     // Closed hours do not count as waiting; otherwise every waiting replacement would be due when a window
@@ -105,11 +109,11 @@ fn check_quiet(policy: &RecyclePolicy, facts: &Facts, decision: Decision) -> Dec
     }
     let left = policy.common.quiet_within.saturating_sub(waited);
     let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-    decision.but(WhyNot::NotQuiet { seconds_left })
+    decision.but(RecycleHindrance::NotQuiet { seconds_left })
 }
 
 /// Returns the earliest exhaustion of a leaking memory.
-fn end(facts: &Facts) -> Option<&GrowthForecast> {
+fn end(facts: &RecycleFacts) -> Option<&GrowthForecast> {
     let leaking = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts
         .series
@@ -123,7 +127,7 @@ fn end(facts: &Facts) -> Option<&GrowthForecast> {
 }
 
 /// Returns all arguments for a replacement, the weightiest first.
-fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
+fn wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWish> {
     let mut wishes = Vec::new();
     for series in &facts.series {
         wishes.extend(exhaustion_wish(policy, series));
@@ -131,10 +135,10 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
     for series in &facts.series {
         wishes.extend(over_budget(policy, series, facts.urgent_for));
     }
-    wishes.extend(facts.shared.map(|chosen| Wish {
+    wishes.extend(facts.shared.map(|chosen| RecycleWish {
         action: match chosen.level {
-            Level::Soft => Action::RecycleWhenQuiet,
-            Level::Hard => Action::DrainNow,
+            BudgetLevel::Soft => RecycleAction::RecycleWhenQuiet,
+            BudgetLevel::Hard => RecycleAction::DrainNow,
         },
         reason: if chosen.series == MemoryKind::Host { Reason::SharedHost } else { Reason::SharedVram },
         series: Some(chosen.series),
@@ -145,16 +149,22 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
         let (action, reason) = (weight(symptom, facts.urgent_for), symptom.reason());
-        let wish =
-            Wish { action, reason, series: symptom.series(), limit: None, observing: false, threat: false };
+        let wish = RecycleWish {
+            action,
+            reason,
+            series: symptom.series(),
+            limit: None,
+            observing: false,
+            threat: false,
+        };
         match policy.common.growth {
             GrowthMode::Off if slow => None,
-            GrowthMode::Observe if slow => Some(Wish { observing: true, ..wish }),
+            GrowthMode::Observe if slow => Some(RecycleWish { observing: true, ..wish }),
             _ => Some(wish),
         }
     }));
-    wishes.extend(facts.admission.map(|series| Wish {
-        action: Action::DrainNow,
+    wishes.extend(facts.admission.map(|series| RecycleWish {
+        action: RecycleAction::DrainNow,
         reason: Reason::Admission,
         series: Some(series),
         limit: None,
@@ -164,8 +174,8 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
     for series in &facts.series {
         wishes.extend(growing(policy, facts, series));
     }
-    let plain = |reason| Wish {
-        action: Action::RecycleWhenQuiet,
+    let plain = |reason| RecycleWish {
+        action: RecycleAction::RecycleWhenQuiet,
         reason,
         series: None,
         limit: None,
@@ -186,12 +196,12 @@ fn wishes(policy: &RecyclePolicy, facts: &Facts) -> Vec<Wish> {
 
 /// Returns the action for a symptom. A drain waits for requests that a wedged server will not finish: a
 /// server that stays silent as long again while draining is killed.
-fn weight(symptom: &Symptom, urgent_for: Option<Duration>) -> Action {
+fn weight(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> RecycleAction {
     match symptom {
-        Symptom::Wedged { limit, .. }
+        HealthSymptom::Wedged { limit, .. }
             if urgent_for.is_some_and(|drained| drained.as_secs_f64() >= limit.seconds) =>
         {
-            Action::KillNow
+            RecycleAction::KillNow
         }
         _ => symptom.action(),
     }
@@ -199,13 +209,13 @@ fn weight(symptom: &Symptom, urgent_for: Option<Duration>) -> Action {
 
 /// Last defence for almost exhausted memory. A backend is killed only if that frees enough: killing a small
 /// one for another program's memory use would cost its requests and help no one.
-fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> {
+fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<RecycleWish> {
     let (free, gain) = (facts.free?, facts.gain()?);
     let limit = policy.end(facts);
     // Free VRAM is constant on a device filled by design; only a process that still grows is in danger.
     let still = facts.series == MemoryKind::Host || facts.rising;
-    (free < limit && still && gain >= limit && !facts.estimated).then_some(Wish {
-        action: Action::KillNow,
+    (free < limit && still && gain >= limit && !facts.estimated).then_some(RecycleWish {
+        action: RecycleAction::KillNow,
         reason: Reason::MemoryExhausted,
         series: Some(facts.series),
         limit: Some(limit),
@@ -214,7 +224,11 @@ fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Wish> 
     })
 }
 
-fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<Duration>) -> Option<Wish> {
+fn over_budget(
+    policy: &RecyclePolicy,
+    facts: &SeriesFacts,
+    urgent_for: Option<Duration>,
+) -> Option<RecycleWish> {
     let charged = facts.charged?;
     let budget = policy.budget(facts);
     let (soft, hard) = match facts.series {
@@ -223,25 +237,26 @@ fn over_budget(policy: &RecyclePolicy, facts: &SeriesFacts, urgent_for: Option<D
     };
     let wish = |action, reason, limit| {
         let series = Some(facts.series);
-        Some(Wish { action, reason, series, limit: Some(limit), observing: false, threat: false })
+        Some(RecycleWish { action, reason, series, limit: Some(limit), observing: false, threat: false })
     };
     if let Some(limit) = budget.hard.filter(|limit| charged >= *limit) {
         let lost = charged > units::scale(limit, policy.levels.kill_over)
             && urgent_for.is_some_and(|wanted| wanted >= policy.levels.kill_after)
             && !facts.estimated;
         // While the machine has memory, the drain continues: its requests are worth more than the budget.
-        let action = if lost && policy.is_short(facts) { Action::KillNow } else { Action::DrainNow };
+        let action =
+            if lost && policy.is_short(facts) { RecycleAction::KillNow } else { RecycleAction::DrainNow };
         return wish(action, hard, limit)
-            .map(|wish| Wish { threat: facts.free.is_some() && policy.is_short(facts), ..wish });
+            .map(|wish| RecycleWish { threat: facts.free.is_some() && policy.is_short(facts), ..wish });
     }
     budget
         .soft
         .filter(|limit| charged >= *limit)
-        .and_then(|limit| wish(Action::RecycleWhenQuiet, soft, limit))
+        .and_then(|limit| wish(RecycleAction::RecycleWhenQuiet, soft, limit))
 }
 
 /// Memory that grows without bound, with the time that this may continue.
-fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Option<Wish> {
+fn growing(policy: &RecyclePolicy, facts: &RecycleFacts, series: &SeriesFacts) -> Option<RecycleWish> {
     let leaks = series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     if policy.common.growth == GrowthMode::Off || !leaks {
         return None;
@@ -258,11 +273,11 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
     let hard = soonest(&[series.to_hard, series.to_end], policy.common.growth_drain);
     let soft = soonest(&[series.to_soft, series.to_hard, series.to_end], quiet);
     let (action, limit) = match (hard, soft) {
-        (Some(limit), _) => (Action::DrainNow, limit),
-        (None, Some(limit)) => (Action::RecycleWhenQuiet, limit),
+        (Some(limit), _) => (RecycleAction::DrainNow, limit),
+        (None, Some(limit)) => (RecycleAction::RecycleWhenQuiet, limit),
         (None, None) => return None,
     };
-    Some(Wish {
+    Some(RecycleWish {
         action,
         reason: Reason::Growth,
         series: Some(series.series),
@@ -274,7 +289,7 @@ fn growing(policy: &RecyclePolicy, facts: &Facts, series: &SeriesFacts) -> Optio
 
 /// A leak that will be handled later: the first limit that it reaches, and the time at which that is near
 /// enough.
-fn future_decision(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
+fn future_decision(policy: &RecyclePolicy, facts: &RecycleFacts) -> Option<RecycleDecision> {
     if policy.common.growth != GrowthMode::Recycle {
         return None;
     }
@@ -285,16 +300,16 @@ fn future_decision(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
     });
     let (series, limit, seconds) = ends.min_by(|a, b| a.2.total_cmp(&b.2))?;
     let left = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-    let why_not = WhyNot::NotYet {
+    let why_not = RecycleHindrance::NotYet {
         seconds_to_limit: left.as_secs(),
         seconds_before: quiet_horizon(policy, facts).as_secs(),
     };
-    Some(Decision {
+    Some(RecycleDecision {
         reason: Some(Reason::Growth),
         series: Some(series),
         limit_bytes: Some(limit),
         why_not: Some(why_not),
-        ..Decision::OBSERVE
+        ..RecycleDecision::OBSERVE
     })
 }
 
@@ -303,7 +318,7 @@ fn future_decision(policy: &RecyclePolicy, facts: &Facts) -> Option<Decision> {
 /// With daily windows: half a day, or the time until the window after the present one opens, if that is
 /// longer. Without: as long as finding a lull certainly takes, at most half a day, and at least twice the
 /// horizon of a drain.
-fn quiet_horizon(policy: &RecyclePolicy, facts: &Facts) -> Duration {
+fn quiet_horizon(policy: &RecyclePolicy, facts: &RecycleFacts) -> Duration {
     if !policy.only.is_always() {
         let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.time_to_next(minute));
         return policy.common.growth_quiet.max(next);

@@ -19,7 +19,7 @@ use super::facts::SeriesFacts;
 use crate::defaults::Recycle;
 use crate::replacement_cost::ReplacementCostPolicy;
 use crate::sample::MemoryKind;
-use crate::schedule::Windows;
+use crate::schedule::DayWindows;
 use crate::units::{ByteSize, MemoryLimit, scale};
 
 /// Action on memory that grows without bound, long before it reaches a budget.
@@ -65,7 +65,7 @@ pub struct RecyclePolicy {
     /// Age after which the backend is replaced when quiet.
     pub max_age: Option<Duration>,
     /// Times of the day for deferrable replacements.
-    pub only: Windows,
+    pub only: DayWindows,
     /// Numbers and modes with defaults. `max_requests` and `max_age` vary by `jitter` between generations,
     /// because replicas that were started together must not be replaced together.
     pub common: Recycle,
@@ -80,7 +80,7 @@ pub type LevelsPolicy = crate::defaults::Levels;
 
 /// A budget in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Budget {
+pub struct MemoryBudget {
     /// Soft budget; `None` without one, or while unknown.
     pub soft: Option<u64>,
     /// Hard budget; `None` without one, or while unknown.
@@ -99,7 +99,7 @@ impl RecyclePolicy {
             vram_hard: None,
             max_requests: None,
             max_age: None,
-            only: Windows::ALWAYS,
+            only: DayWindows::ALWAYS,
             common: *common,
             levels: defaults.levels,
             replacement_cost: defaults.moment,
@@ -134,7 +134,7 @@ impl RecyclePolicy {
     ///
     /// The experiment's result for the largest prompts is no growth: on the host it counts like the
     /// baseline, on a device it is a lower limit of the soft budget.
-    pub fn budget(&self, facts: &SeriesFacts) -> Budget {
+    pub fn budget(&self, facts: &SeriesFacts) -> MemoryBudget {
         let (soft, hard) = match facts.series {
             MemoryKind::Host => (self.host_soft, self.host_hard),
             MemoryKind::Vram(_) => (self.vram_soft, self.vram_hard),
@@ -152,13 +152,13 @@ impl RecyclePolicy {
             _ => auto.hard,
         };
         let hard = resolve(hard, auto_hard);
-        Budget { soft, hard: hard.map(|hard| hard.max(soft.unwrap_or(0))) }
+        MemoryBudget { soft, hard: hard.map(|hard| hard.max(soft.unwrap_or(0))) }
     }
 
-    fn auto(&self, facts: &SeriesFacts) -> Budget {
+    fn auto(&self, facts: &SeriesFacts) -> MemoryBudget {
         let levels = &self.levels;
         let Some(baseline) = facts.growth.as_ref().and_then(|growth| growth.baseline) else {
-            return Budget::default();
+            return MemoryBudget::default();
         };
         match facts.series {
             MemoryKind::Host => {
@@ -168,11 +168,11 @@ impl RecyclePolicy {
                     scale(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room.0));
                 let most = facts.total.map_or(u64::MAX, |total| scale(total, levels.host_soft_most));
                 let soft = wanted.min(most);
-                Budget { soft: Some(soft), hard: Some(self.host_hard_above(soft, facts.total)) }
+                MemoryBudget { soft: Some(soft), hard: Some(self.host_hard_above(soft, facts.total)) }
             }
             MemoryKind::Vram(_) => {
                 let held = facts.charged.zip(facts.free).map(|(charged, free)| charged.saturating_add(free));
-                let Some(can) = held.or(facts.total) else { return Budget::default() };
+                let Some(can) = held.or(facts.total) else { return MemoryBudget::default() };
                 let left = can.saturating_sub(baseline);
                 let at = |share: f64, of_left: f64| {
                     scale(can, share).max(baseline.saturating_add(scale(left, of_left)))
@@ -182,7 +182,7 @@ impl RecyclePolicy {
                     at(levels.vram_hard, levels.vram_hard_left),
                 );
                 let worst = facts.worst.unwrap_or(0).min(hard);
-                Budget { soft: Some(soft.max(worst)), hard: Some(hard) }
+                MemoryBudget { soft: Some(soft.max(worst)), hard: Some(hard) }
             }
         }
     }

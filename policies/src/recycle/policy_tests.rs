@@ -2,7 +2,7 @@
 
 use super::tests::{GIB, MIB, VRAM, growth, mib, policy};
 use super::*;
-use crate::growth::Verdict;
+use crate::growth::GrowthVerdict;
 use crate::units::MemoryLimit;
 
 #[test]
@@ -15,21 +15,21 @@ fn automatic_budgets_leave_room_for_what_is_told_and_need_a_settled_backend() {
         ..policy()
     };
     let host = |baseline: u64, allowance, total| SeriesFacts {
-        growth: Some(growth(MemoryKind::Host, Verdict::Steady, baseline)),
+        growth: Some(growth(MemoryKind::Host, GrowthVerdict::Steady, baseline)),
         allowance,
         total: Some(total),
         ..SeriesFacts::of(MemoryKind::Host, Some(baseline))
     };
-    let budget = |soft, hard| Budget { soft: Some(soft), hard: Some(hard) };
+    let budget = |soft, hard| MemoryBudget { soft: Some(soft), hard: Some(hard) };
     assert_eq!(policy.budget(&host(4 * GIB, 8 * GIB, 64 * GIB)), budget(15 * GIB, 18_522_046_464));
     assert_eq!(policy.budget(&host(GIB, 0, 64 * GIB)), budget(2 * GIB, 2_469_606_195), "at least a GiB more");
     let small = policy.budget(&host(4 * GIB, 8 * GIB, 10 * GIB));
     assert_eq!(small, budget(9_126_805_504, 10_200_547_328), "85 and 95 percent of the machine");
     let unsettled = SeriesFacts { growth: None, ..host(GIB, 0, 64 * GIB) };
-    assert_eq!(policy.budget(&unsettled), Budget::default());
+    assert_eq!(policy.budget(&unsettled), MemoryBudget::default());
 
     let vram = |baseline: u64, charged: u64, free| SeriesFacts {
-        growth: Some(growth(VRAM, Verdict::Steady, baseline)),
+        growth: Some(growth(VRAM, GrowthVerdict::Steady, baseline)),
         free: Some(free),
         total: Some(24_000),
         ..SeriesFacts::of(VRAM, Some(charged))
@@ -51,7 +51,7 @@ fn what_the_largest_prompts_were_seen_to_take_is_no_growth_to_automatic_budgets(
         ..policy()
     };
     let facts = |series, worst| SeriesFacts {
-        growth: Some(growth(series, Verdict::Steady, 4 * GIB)),
+        growth: Some(growth(series, GrowthVerdict::Steady, 4 * GIB)),
         total: Some(64 * GIB),
         free: Some(6 * GIB),
         worst,

@@ -3,31 +3,31 @@
 use serde::{Deserialize, Serialize};
 
 use super::RollupTier;
-use crate::growth::{Law, Verdict};
+use crate::growth::{GrowthLine, GrowthVerdict};
 use crate::units::{exact, whole};
 
 /// A reading with its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct RollupReading {
     /// Time in milliseconds since 1970 (UTC).
     pub at: u64,
     /// Bytes of the process.
     pub bytes: u64,
     /// Context drawn next to the reading.
-    pub lines: Lines,
+    pub lines: RollupContext,
 }
 
 /// Context of readings. It changes seldom, so a bucket keeps only the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Lines {
+pub struct RollupContext {
     /// Generation number; 0 without one.
     pub generation: u64,
     /// Verdict of the detector.
-    pub verdict: Verdict,
+    pub verdict: GrowthVerdict,
     /// Growth line of the detector, with its band.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub law: Option<Law>,
+    pub law: Option<GrowthLine>,
     /// Range of the declared caches in bytes: from the settled size to that plus all declared memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<(u64, u64)>,
@@ -41,7 +41,7 @@ pub struct Lines {
 
 /// Summary of at least one reading in a stretch of time.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Bucket {
+pub struct ReadingBucket {
     /// Start in seconds since 1970 (UTC); a multiple of `seconds`.
     pub start: u64,
     /// Length in seconds.
@@ -63,16 +63,16 @@ pub struct Bucket {
     /// Milliseconds covered by fresh readings.
     pub covered: u64,
     /// Context of the last reading.
-    pub lines: Lines,
+    pub lines: RollupContext,
 }
 
 /// Percent of a bucket that readings must cover to make it whole: a process started in its last seconds
 /// does not count.
 const WHOLE_PERCENT: u64 = 90;
 
-impl Bucket {
+impl ReadingBucket {
     /// Creates a bucket from its first reading.
-    pub fn of(reading: &Reading, tier: RollupTier) -> Self {
+    pub fn of(reading: &RollupReading, tier: RollupTier) -> Self {
         Self {
             start: tier.start(reading.at / 1000),
             seconds: tier.seconds,
@@ -89,7 +89,7 @@ impl Bucket {
     }
 
     /// Adds a reading of the same stretch.
-    pub fn add(&mut self, reading: &Reading) {
+    pub fn add(&mut self, reading: &RollupReading) {
         let tier = RollupTier { seconds: self.seconds, slots: 1 };
         self.merge(&Self::of(reading, tier));
     }

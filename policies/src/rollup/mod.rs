@@ -23,8 +23,8 @@ mod tests;
 
 use std::time::Duration;
 
-pub use bucket::{Bucket, Lines, Reading};
-pub use pick::{Range, in_range, thin, tier_for};
+pub use bucket::{ReadingBucket, RollupContext, RollupReading};
+pub use pick::{PointRange, in_range, thin, tier_for};
 
 /// Covers the longest month and the day before it.
 const FOURTH_KEPT_TIME: Duration = Duration::from_secs(32 * 24 * 3600);
@@ -88,7 +88,7 @@ pub struct SeriesRollup {
     tiers: Vec<RollupTier>,
     /// Milliseconds for which a reading counts as the present value.
     fresh: u64,
-    open: Vec<Option<Bucket>>,
+    open: Vec<Option<ReadingBucket>>,
     before: Option<u64>,
 }
 
@@ -101,7 +101,7 @@ impl SeriesRollup {
 
     /// Adds a reading. Returns the completed buckets, each with its tier's index. A reading older than the
     /// previous one comes from a clock that was set back; it counts at its own time.
-    pub fn add(&mut self, reading: &Reading) -> Vec<(usize, Bucket)> {
+    pub fn add(&mut self, reading: &RollupReading) -> Vec<(usize, ReadingBucket)> {
         let since = self
             .before
             .filter(|before| reading.at.checked_sub(*before).is_some_and(|passed| passed <= self.fresh));
@@ -116,7 +116,7 @@ impl SeriesRollup {
                 bucket.add(reading);
                 continue;
             }
-            let mut next = Bucket::of(reading, *tier);
+            let mut next = ReadingBucket::of(reading, *tier);
             if let Some(since) = since {
                 next.cover(since, reading.at);
             }
@@ -126,12 +126,12 @@ impl SeriesRollup {
     }
 
     /// Returns all incomplete buckets, and starts new ones.
-    pub fn close(&mut self) -> Vec<(usize, Bucket)> {
+    pub fn close(&mut self) -> Vec<(usize, ReadingBucket)> {
         self.open.iter_mut().enumerate().filter_map(|(number, open)| Some((number, open.take()?))).collect()
     }
 
     /// Returns the incomplete bucket of a tier.
-    pub fn open(&self, tier: usize) -> Option<&Bucket> {
+    pub fn open(&self, tier: usize) -> Option<&ReadingBucket> {
         self.open.get(tier)?.as_ref()
     }
 }
@@ -139,11 +139,11 @@ impl SeriesRollup {
 /// Rebuilds the buckets that a coarse tier lacks because its writer was killed. `fine` are the buckets of
 /// the finest tier, `newest` is the time of the last reading in the coarse one, in milliseconds since 1970.
 /// The result is to be merged.
-pub fn missing(tier: RollupTier, newest: u64, fine: &[Bucket]) -> Vec<Bucket> {
-    let mut all: Vec<Bucket> = Vec::new();
+pub fn missing(tier: RollupTier, newest: u64, fine: &[ReadingBucket]) -> Vec<ReadingBucket> {
+    let mut all: Vec<ReadingBucket> = Vec::new();
     for bucket in fine.iter().filter(|bucket| bucket.first_at > newest) {
         let start = tier.start(bucket.start);
-        let coarse = Bucket { start, seconds: tier.seconds, ..bucket.clone() };
+        let coarse = ReadingBucket { start, seconds: tier.seconds, ..bucket.clone() };
         match all.iter_mut().find(|known| known.start == start) {
             Some(known) => known.merge(&coarse),
             None => all.push(coarse),

@@ -1,10 +1,10 @@
 //! Chooses the tier for a range, and reduces its buckets to the requested number of points.
 
-use super::{Bucket, RollupTier};
+use super::{ReadingBucket, RollupTier};
 
 /// A requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct PointRange {
     /// First second, since 1970.
     pub from: u64,
     /// End in seconds since 1970, exclusive.
@@ -13,7 +13,7 @@ pub struct Range {
     pub points: usize,
 }
 
-impl Range {
+impl PointRange {
     /// Returns its length in seconds, at least one.
     pub fn seconds(self) -> u64 {
         self.to.saturating_sub(self.from).max(1)
@@ -21,7 +21,7 @@ impl Range {
 }
 
 /// Returns the index of the tier to use: the finest that goes back far enough, else the longest.
-pub fn tier_for(tiers: &[RollupTier], range: Range, now: u64) -> usize {
+pub fn tier_for(tiers: &[RollupTier], range: PointRange, now: u64) -> usize {
     let back = now.saturating_sub(range.from);
     // The first bucket may begin before the range, and the last slot is about to be overwritten.
     let reaches = |tier: &RollupTier| tier.span() >= back.saturating_add(tier.seconds);
@@ -29,13 +29,13 @@ pub fn tier_for(tiers: &[RollupTier], range: Range, now: u64) -> usize {
 }
 
 /// Returns true if a bucket overlaps the range.
-pub const fn in_range(bucket: &Bucket, range: Range) -> bool {
+pub const fn in_range(bucket: &ReadingBucket, range: PointRange) -> bool {
     bucket.start < range.to && bucket.end() > range.from
 }
 
 /// Merges sorted buckets of one width until there are at most `points` of them. The minimum is two: groups
 /// begin at round times, and any range may contain such a time.
-pub fn thin(buckets: &[Bucket], points: usize) -> Vec<Bucket> {
+pub fn thin(buckets: &[ReadingBucket], points: usize) -> Vec<ReadingBucket> {
     let points = points.max(2);
     let Some(width) = buckets.first().map(|bucket| bucket.seconds.max(1)) else { return Vec::new() };
     if buckets.len() <= points {
@@ -55,14 +55,14 @@ pub fn thin(buckets: &[Bucket], points: usize) -> Vec<Bucket> {
     }
 }
 
-fn group_buckets(buckets: &[Bucket], width: u64, step: u64) -> Vec<Bucket> {
+fn group_buckets(buckets: &[ReadingBucket], width: u64, step: u64) -> Vec<ReadingBucket> {
     let seconds = width.saturating_mul(step);
-    let mut groups: Vec<Bucket> = Vec::new();
+    let mut groups: Vec<ReadingBucket> = Vec::new();
     for bucket in buckets {
         let start = bucket.start - bucket.start % seconds;
         match groups.last_mut().filter(|group| group.start == start) {
             Some(group) => group.merge(bucket),
-            None => groups.push(Bucket { start, seconds, ..bucket.clone() }),
+            None => groups.push(ReadingBucket { start, seconds, ..bucket.clone() }),
         }
     }
     groups

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::growth::Verdict;
+use crate::growth::GrowthVerdict;
 
 /// An arbitrary day.
 const NOON: u64 = 1_790_000_000;
@@ -20,14 +20,14 @@ fn small() -> Vec<RollupTier> {
 
 const FRESH: Duration = Duration::from_secs(30);
 
-fn reading(at: u64, bytes: u64) -> Reading {
-    Reading { at, bytes, lines: Lines { generation: at / 60_000, ..Lines::default() } }
+fn reading(at: u64, bytes: u64) -> RollupReading {
+    RollupReading { at, bytes, lines: RollupContext { generation: at / 60_000, ..RollupContext::default() } }
 }
 
 /// Stored buckets of the tiers: outputs, merged by position.
-type Kept = BTreeMap<(usize, u64), Bucket>;
+type Kept = BTreeMap<(usize, u64), ReadingBucket>;
 
-fn keep(kept: &mut Kept, all: Vec<(usize, Bucket)>) {
+fn keep(kept: &mut Kept, all: Vec<(usize, ReadingBucket)>) {
     for (tier, bucket) in all {
         match kept.get_mut(&(tier, bucket.start)) {
             Some(known) => known.merge(&bucket),
@@ -36,7 +36,7 @@ fn keep(kept: &mut Kept, all: Vec<(usize, Bucket)>) {
     }
 }
 
-fn rolled(readings: &[Reading]) -> Kept {
+fn rolled(readings: &[RollupReading]) -> Kept {
     let mut rollup = SeriesRollup::new(&small(), FRESH);
     let mut kept = Kept::new();
     for reading in readings {
@@ -46,13 +46,13 @@ fn rolled(readings: &[Reading]) -> Kept {
     kept
 }
 
-fn of_tier(kept: &Kept, tier: usize) -> Vec<Bucket> {
+fn of_tier(kept: &Kept, tier: usize) -> Vec<ReadingBucket> {
     kept.iter().filter(|((number, _), _)| *number == tier).map(|(_, bucket)| bucket.clone()).collect()
 }
 
 #[test]
 fn a_bucket_says_what_was_read_in_it_and_whether_that_is_all_of_it() {
-    let all: Vec<Reading> = (0..14).map(|n| reading((NOON + n * 5) * 1000, 100 + n)).collect();
+    let all: Vec<RollupReading> = (0..14).map(|n| reading((NOON + n * 5) * 1000, 100 + n)).collect();
     let kept = rolled(&all);
     let fine = of_tier(&kept, 0);
     let second = &fine[1];
@@ -73,7 +73,7 @@ fn a_bucket_says_what_was_read_in_it_and_whether_that_is_all_of_it() {
 #[test]
 fn a_gap_is_no_part_of_what_is_known() {
     let times = [0, 5, 300, 305];
-    let all: Vec<Reading> = times.iter().map(|time| reading((NOON + time) * 1000, 7)).collect();
+    let all: Vec<RollupReading> = times.iter().map(|time| reading((NOON + time) * 1000, 7)).collect();
     let kept = rolled(&all);
     let covered: u64 = of_tier(&kept, 2).iter().map(|bucket| bucket.covered).sum();
     assert_eq!(covered, 10_000);
@@ -83,7 +83,7 @@ fn a_gap_is_no_part_of_what_is_known() {
 #[test]
 fn a_clock_that_is_set_back_and_on_again_loses_nothing() {
     let times = [0, 5, 10, 15, 3, 8, 20, 25, 1_000_000, 30];
-    let all: Vec<Reading> =
+    let all: Vec<RollupReading> =
         times.iter().map(|time| reading((NOON + time) * 1000, 1000 + time % 1000)).collect();
     let kept = rolled(&all);
     for tier in 0..small().len() {
@@ -104,18 +104,18 @@ fn readings_of_one_moment_end_with_the_one_that_came_last() {
 fn the_finest_tier_answers_that_goes_back_far_enough() {
     let tiers = tiers(&crate::defaults().series);
     let ask = |hours: u64| {
-        let range = Range { from: NOON - hours * 3600, to: NOON, points: 400 };
+        let range = PointRange { from: NOON - hours * 3600, to: NOON, points: 400 };
         tiers[tier_for(&tiers, range, NOON)].seconds
     };
     assert_eq!([1, 6, 24, 24 * 7, 24 * 30, 24 * 365].map(ask), [10, 60, 60, 600, 3600, 3600]);
     // Ten minutes of last Tuesday.
-    let range = Range { from: NOON - 500_000, to: NOON - 499_400, points: 400 };
+    let range = PointRange { from: NOON - 500_000, to: NOON - 499_400, points: 400 };
     assert_eq!(tiers[tier_for(&tiers, range, NOON)].seconds, 600);
 }
 
 #[test]
 fn what_a_killed_writer_did_not_write_comes_from_the_finest_tier() {
-    let all: Vec<Reading> = (0..700).map(|n| reading((NOON + n) * 1000, 50 + n % 7)).collect();
+    let all: Vec<RollupReading> = (0..700).map(|n| reading((NOON + n) * 1000, 50 + n % 7)).collect();
     let kept = rolled(&all);
     let (fine, tier) = (of_tier(&kept, 0), small()[2]);
     let whole = of_tier(&kept, 2);
@@ -132,7 +132,7 @@ fn what_a_killed_writer_did_not_write_comes_from_the_finest_tier() {
 
 prop_compose! {
     /// A reading within two hours, and a size.
-    fn some()(at in 0..7_200_000_u64, bytes in prop_oneof![0..1_u64 << 40, Just(0), Just(u64::MAX >> 12)]) -> Reading {
+    fn some()(at in 0..7_200_000_u64, bytes in prop_oneof![0..1_u64 << 40, Just(0), Just(u64::MAX >> 12)]) -> RollupReading {
         reading(NOON * 1000 + at, bytes)
     }
 }
@@ -170,17 +170,17 @@ proptest! {
         all in prop::collection::vec(some(), 1..300), points in 2..50_usize, tier in 0..3_usize,
         from in 0..7200_u64, length in 1..7200_u64,
     ) {
-        let range = Range { from: NOON + from, to: NOON + from + length, points };
+        let range = PointRange { from: NOON + from, to: NOON + from + length, points };
         let kept = rolled(&all);
-        let asked: Vec<Bucket> =
+        let asked: Vec<ReadingBucket> =
             of_tier(&kept, tier).into_iter().filter(|bucket| in_range(bucket, range)).collect();
         let thinned = thin(&asked, points);
         prop_assert!(thinned.len() <= points);
         prop_assert_eq!(thinned.is_empty(), asked.is_empty());
-        let count = |all: &[Bucket]| all.iter().map(|bucket| bucket.count).sum::<u64>();
+        let count = |all: &[ReadingBucket]| all.iter().map(|bucket| bucket.count).sum::<u64>();
         prop_assert_eq!(count(&thinned), count(&asked));
-        let least = |all: &[Bucket]| all.iter().map(|bucket| bucket.min).min();
-        let most = |all: &[Bucket]| all.iter().map(|bucket| bucket.max).max();
+        let least = |all: &[ReadingBucket]| all.iter().map(|bucket| bucket.min).min();
+        let most = |all: &[ReadingBucket]| all.iter().map(|bucket| bucket.max).max();
         // Extremes are kept.
         prop_assert_eq!((least(&thinned), most(&thinned)), (least(&asked), most(&asked)));
         prop_assert!(thinned.windows(2).all(|two| two[0].end() <= two[1].start), "in order, side by side");
@@ -195,10 +195,10 @@ proptest! {
 
 #[test]
 fn what_is_drawn_beside_is_that_of_the_last_reading() {
-    let with = |verdict| Lines { verdict, ..Lines::default() };
+    let with = |verdict| RollupContext { verdict, ..RollupContext::default() };
     let all = [
-        Reading { lines: with(Verdict::Leaking), ..reading(NOON * 1000 + 2000, 1) },
-        Reading { lines: with(Verdict::Steady), ..reading(NOON * 1000 + 1000, 1) },
+        RollupReading { lines: with(GrowthVerdict::Leaking), ..reading(NOON * 1000 + 2000, 1) },
+        RollupReading { lines: with(GrowthVerdict::Steady), ..reading(NOON * 1000 + 1000, 1) },
     ];
-    assert_eq!(of_tier(&rolled(&all), 0)[0].lines.verdict, Verdict::Leaking);
+    assert_eq!(of_tier(&rolled(&all), 0)[0].lines.verdict, GrowthVerdict::Leaking);
 }

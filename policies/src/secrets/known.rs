@@ -9,15 +9,15 @@ const PLAIN_SECRET_LENGTH_LEAST: usize = 16;
 
 /// Secrets of one process. `Debug` shows none of them.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Known(Vec<String>);
+pub struct KnownSecrets(Vec<String>);
 
-impl std::fmt::Debug for Known {
+impl std::fmt::Debug for KnownSecrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Known({} secrets)", self.0.len())
     }
 }
 
-impl Known {
+impl KnownSecrets {
     /// Collects the secrets in a process's arguments and variables.
     pub fn of<'a>(args: &[String], variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let mut all: Vec<String> = Vec::new();
@@ -70,7 +70,7 @@ mod tests {
             ("SSH_AUTH_SOCK", "/tmp/agent.123"),
             ("HOME", "/home/me0123"),
         ];
-        let known = Known::of(&args, variables);
+        let known = KnownSecrets::of(&args, variables);
         let said =
             "correct horse and battery and stapler, tr0ub4dor!, enabled 123456 /tmp/agent.123 /home/me0123";
         assert_eq!(

@@ -14,7 +14,7 @@ const FEWEST_FLAGS: usize = 20;
 /// Largest indentation of a flag. Descriptions are further right, and may begin with a flag, too.
 const FLAG_INDENT: usize = 20;
 /// Prefix of variables that set flags.
-const VARIABLE: &str = "LLAMA_ARG_";
+const VARIABLE_PREFIX: &str = "LLAMA_ARG_";
 /// Text about flags that are listed only to name their replacement. Such a flag ends the process.
 const REMOVED_TEXT: &str = "the argument has been removed";
 
@@ -78,9 +78,9 @@ impl FlagList {
     /// Returns true if an environment variable may have an effect. Only variables for flags are listed;
     /// others, and all variables if the help names none, count as known.
     pub fn knows_variable(&self, name: &str) -> bool {
-        let Some(rest) = name.strip_prefix(VARIABLE) else { return true };
+        let Some(rest) = name.strip_prefix(VARIABLE_PREFIX) else { return true };
         // Negating variables are not listed next to the positive ones.
-        let positive = rest.strip_prefix("NO_").map(|rest| format!("{VARIABLE}{rest}"));
+        let positive = rest.strip_prefix("NO_").map(|rest| format!("{VARIABLE_PREFIX}{rest}"));
         self.variables.is_empty()
             || self.variables.contains(name)
             || positive.is_some_and(|name| self.variables.contains(&name))

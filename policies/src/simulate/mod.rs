@@ -20,14 +20,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::growth::GrowthPolicy;
 use crate::recycle::RecyclePolicy;
-use crate::schedule::Windows;
-use crate::world::World;
+use crate::schedule::DayWindows;
+use crate::world::SimulatedWorld;
 
 /// A simulated backend, machine and load.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scenario {
+pub struct SimulationScenario {
     /// Behaviour of memory and requests; its seed determines all random numbers.
-    pub world: World,
+    pub world: SimulatedWorld,
     /// Total number of requests.
     pub requests: u64,
     /// Host memory in bytes beyond which the backend fails.
@@ -40,26 +40,26 @@ pub struct Scenario {
     pub service: Duration,
     /// The next process starts before the old one drains. Needs memory for both.
     pub overlap: bool,
-    /// Times of the day without requests; [`Windows::ALWAYS`] for none.
-    pub asleep: Windows,
+    /// Times of the day without requests; [`DayWindows::ALWAYS`] for none.
+    pub asleep: DayWindows,
     /// Declared caches in host memory, in bytes.
     pub allowance: u64,
 }
 
 /// Rule for restarts.
 #[derive(Clone, Debug)]
-pub enum Strategy<'a> {
+pub enum RestartStrategy<'a> {
     /// No restarts: the process lives until memory is exhausted.
     Nothing,
     /// A request counter, like `max_requests` in other servers: drain and restart.
     Every(u64),
     /// The product's policy.
-    Policy(&'a Policy),
+    Policy(&'a SimulatedPolicy),
 }
 
 /// All settings of a policy.
 #[derive(Clone, Debug)]
-pub struct Policy {
+pub struct SimulatedPolicy {
     /// Budgets, rules and cooldowns.
     pub recycle: RecyclePolicy,
     /// Settings of the detector.
@@ -68,7 +68,7 @@ pub struct Policy {
 
 /// Result of a strategy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct StrategyOutcome {
     /// Name of the strategy: `no policy`, `every 500 requests`, `policy`.
     pub strategy: String,
     /// Number of requests.
@@ -95,14 +95,14 @@ pub struct Outcome {
 
 /// Comparison of strategies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct SimulationReport {
     /// Result without restarts.
-    pub nothing: Outcome,
+    pub nothing: StrategyOutcome,
     /// Result of a counter tuned with knowledge of the future: half of the requests of the shortest life
     /// without a policy. `None` if memory was never exhausted, so that there is nothing to tune by.
-    pub counter: Option<Outcome>,
+    pub counter: Option<StrategyOutcome>,
     /// Result of the policy.
-    pub policy: Outcome,
+    pub policy: StrategyOutcome,
     /// Exhaustions without the policy that did not happen with it.
     pub avoided: u64,
     /// Exhaustions caused by the policy.
@@ -110,17 +110,21 @@ pub struct Report {
 }
 
 /// Runs one strategy. Equal scenarios and strategies give equal outcomes on every machine.
-pub fn run(scenario: &Scenario, strategy: &Strategy<'_>) -> Outcome {
+pub fn run(scenario: &SimulationScenario, strategy: &RestartStrategy<'_>) -> StrategyOutcome {
     run::StrategyRun::new(scenario, strategy).run().0
 }
 
 /// Runs the policy, no policy and a tuned counter. `every` overrides the counter.
-pub fn compare(scenario: &Scenario, policy: &Policy, every: Option<u64>) -> Report {
-    let (nothing, shortest) = run::StrategyRun::new(scenario, &Strategy::Nothing).run();
+pub fn compare(
+    scenario: &SimulationScenario,
+    policy: &SimulatedPolicy,
+    every: Option<u64>,
+) -> SimulationReport {
+    let (nothing, shortest) = run::StrategyRun::new(scenario, &RestartStrategy::Nothing).run();
     let every = every.or_else(|| shortest.map(|requests| (requests / 2).max(1)));
-    let counter = every.map(|every| run(scenario, &Strategy::Every(every)));
-    let policy = run(scenario, &Strategy::Policy(policy));
+    let counter = every.map(|every| run(scenario, &RestartStrategy::Every(every)));
+    let policy = run(scenario, &RestartStrategy::Policy(policy));
     let avoided = nothing.out_of_memory.saturating_sub(policy.out_of_memory);
     let caused = policy.out_of_memory_caused;
-    Report { nothing, counter, policy, avoided, caused }
+    SimulationReport { nothing, counter, policy, avoided, caused }
 }

@@ -2,24 +2,26 @@
 
 use std::time::Duration;
 
-use super::{Outcome, Policy, Scenario, Strategy};
-use crate::cooldown::working_set::Passed;
-use crate::cooldown::{Ask, Held, RecycleCooldown, helped};
-use crate::growth::Monitor;
-use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide_unless};
-use crate::replacement_cost::{Load, LullHistory};
-use crate::sample::{MemoryKind, Sample};
-use crate::schedule::{DAY, Windows};
-use crate::world::Run;
+use super::{RestartStrategy, SimulatedPolicy, SimulationScenario, StrategyOutcome};
+use crate::cooldown::working_set::PassedBudgets;
+use crate::cooldown::{CooldownQuery, HoldReason, RecycleCooldown, helped};
+use crate::growth::GrowthMonitor;
+use crate::recycle::{
+    RecycleAction, RecycleDecision, RecycleFacts, SeriesFacts, SeriesReading, decide_unless,
+};
+use crate::replacement_cost::{LullHistory, ReplacementLoad};
+use crate::sample::{BackendSample, MemoryKind};
+use crate::schedule::{DAY_MINUTES, DayWindows};
+use crate::world::WorldRun;
 
 /// A restart whose success is not yet known: the memory, its bytes before and when fresh, and the limit.
 type PendingVerdict = (MemoryKind, u64, Option<u64>, Option<u64>);
 
 pub(super) struct StrategyRun<'a> {
-    scenario: &'a Scenario,
-    strategy: &'a Strategy<'a>,
-    world: Run,
-    outcome: Outcome,
+    scenario: &'a SimulationScenario,
+    strategy: &'a RestartStrategy<'a>,
+    world: WorldRun,
+    outcome: StrategyOutcome,
     /// End of the present gap without a process, in seconds of the world's clock.
     down_until: f64,
     /// Requests of the present process, and the fewest after which one exhausted memory.
@@ -28,41 +30,41 @@ pub(super) struct StrategyRun<'a> {
     ready_at: f64,
     mind: Option<SimulatedBackend>,
     /// Decision that waits for a quiet moment.
-    pending: Option<Decision>,
+    pending: Option<RecycleDecision>,
 }
 
 /// The product's state for the simulated backend.
 struct SimulatedBackend {
-    monitor: Monitor,
+    monitor: GrowthMonitor,
     cooldown: RecycleCooldown,
     lulls: LullHistory,
     wanted: Option<f64>,
     urgent: Option<f64>,
-    last: Option<Sample>,
+    last: Option<BackendSample>,
     /// The previous sample.
-    previous: Option<Sample>,
-    at_ready: Option<Sample>,
+    previous: Option<BackendSample>,
+    at_ready: Option<BackendSample>,
     waiting: Option<PendingVerdict>,
     /// Budgets that the present process has exceeded.
-    passed: Passed,
+    passed: PassedBudgets,
 }
 
 impl<'a> StrategyRun<'a> {
-    pub(super) fn new(scenario: &'a Scenario, strategy: &'a Strategy<'a>) -> Self {
+    pub(super) fn new(scenario: &'a SimulationScenario, strategy: &'a RestartStrategy<'a>) -> Self {
         let name = match strategy {
-            Strategy::Nothing => "no policy".to_owned(),
-            Strategy::Every(requests) => format!("every {requests} requests"),
-            Strategy::Policy(_) => "policy".to_owned(),
+            RestartStrategy::Nothing => "no policy".to_owned(),
+            RestartStrategy::Every(requests) => format!("every {requests} requests"),
+            RestartStrategy::Policy(_) => "policy".to_owned(),
         };
         let mind = match strategy {
-            Strategy::Policy(policy) => Some(SimulatedBackend::new(scenario, policy)),
+            RestartStrategy::Policy(policy) => Some(SimulatedBackend::new(scenario, policy)),
             _ => None,
         };
         Self {
             scenario,
             strategy,
             world: scenario.world.run(),
-            outcome: Outcome { strategy: name, ..Outcome::default() },
+            outcome: StrategyOutcome { strategy: name, ..StrategyOutcome::default() },
             down_until: 0.0,
             lived: 0,
             shortest: None,
@@ -73,7 +75,7 @@ impl<'a> StrategyRun<'a> {
     }
 
     /// Also returns the fewest requests after which memory was exhausted.
-    pub(super) fn run(mut self) -> (Outcome, Option<u64>) {
+    pub(super) fn run(mut self) -> (StrategyOutcome, Option<u64>) {
         for _ in 0..self.scenario.requests {
             self.sleep();
             self.request();
@@ -92,10 +94,10 @@ impl<'a> StrategyRun<'a> {
     fn sleep(&mut self) {
         let asleep = &self.scenario.asleep;
         let minute = minute(self.world.clock());
-        if *asleep == Windows::ALWAYS || !asleep.open(minute) {
+        if *asleep == DayWindows::ALWAYS || !asleep.open(minute) {
             return;
         }
-        let left = (1..DAY).find(|ahead| !asleep.open((minute + ahead) % DAY)).unwrap_or(0);
+        let left = (1..DAY_MINUTES).find(|ahead| !asleep.open((minute + ahead) % DAY_MINUTES)).unwrap_or(0);
         let begun = self.world.clock();
         // Policy windows open at full minutes, so the policy is asked once a minute.
         for _ in 0..left {
@@ -135,7 +137,7 @@ impl<'a> StrategyRun<'a> {
 
     fn quiet_for(&self) -> f64 {
         match self.strategy {
-            Strategy::Policy(policy) => policy.recycle.common.quiet_for.as_secs_f64(),
+            RestartStrategy::Policy(policy) => policy.recycle.common.quiet_for.as_secs_f64(),
             _ => 0.0,
         }
     }
@@ -146,7 +148,7 @@ impl<'a> StrategyRun<'a> {
         (self.scenario.world.load.per_second * self.scenario.service.as_secs_f64()).round().max(1.0) as u32
     }
 
-    fn over(&self, sample: &Sample) -> bool {
+    fn over(&self, sample: &BackendSample) -> bool {
         let over = |series: MemoryKind, limit| sample.charged(series).is_some_and(|bytes| bytes > limit);
         over(MemoryKind::Host, self.scenario.memory)
             || sample.vram.iter().any(|vram| over(MemoryKind::Vram(vram.gpu), self.scenario.device))
@@ -170,7 +172,7 @@ impl<'a> StrategyRun<'a> {
         self.ready_at = self.world.clock() + gap;
         self.down_until = self.down_until.max(self.ready_at);
         self.pending = None;
-        if let (Some(mind), Strategy::Policy(policy)) = (&mut self.mind, self.strategy) {
+        if let (Some(mind), RestartStrategy::Policy(policy)) = (&mut self.mind, self.strategy) {
             mind.record_respawn(self.scenario, policy);
         }
     }
@@ -211,7 +213,7 @@ impl<'a> StrategyRun<'a> {
 
     /// Handles an idle moment since `since`. Returns true if a restart took place.
     fn quiet(&mut self, since: f64, now: f64) -> bool {
-        let Strategy::Policy(policy) = self.strategy else { return false };
+        let RestartStrategy::Policy(policy) = self.strategy else { return false };
         let idle = duration(now - since);
         let Some(mind) = &mut self.mind else { return false };
         if idle < policy.recycle.common.quiet_for {
@@ -226,13 +228,13 @@ impl<'a> StrategyRun<'a> {
     }
 
     /// Handles the reading after a request.
-    fn judge(&mut self, sample: Sample) {
-        if let Strategy::Every(requests) = self.strategy
+    fn judge(&mut self, sample: BackendSample) {
+        if let RestartStrategy::Every(requests) = self.strategy
             && self.lived >= *requests
         {
             self.restart("max_requests", false, false);
         }
-        let (Strategy::Policy(policy), Some(mind)) = (self.strategy, &mut self.mind) else { return };
+        let (RestartStrategy::Policy(policy), Some(mind)) = (self.strategy, &mut self.mind) else { return };
         mind.monitor.observe(&sample);
         if let Some((series, before, fresh, limit)) = mind.waiting.take()
             && let Some(after) = sample.charged(series)
@@ -247,12 +249,12 @@ impl<'a> StrategyRun<'a> {
         self.act(policy, &facts, false);
     }
 
-    fn facts(&self, policy: &Policy, idle_for: Option<Duration>) -> Facts {
-        let Some(mind) = &self.mind else { return Facts::default() };
+    fn facts(&self, policy: &SimulatedPolicy, idle_for: Option<Duration>) -> RecycleFacts {
+        let Some(mind) = &self.mind else { return RecycleFacts::default() };
         let now = self.world.clock();
         let since = |at: Option<f64>| at.map(|at| duration(now - at));
-        let Some(sample) = &mind.last else { return Facts::default() };
-        let reading = |series, total: u64| Reading {
+        let Some(sample) = &mind.last else { return RecycleFacts::default() };
+        let reading = |series, total: u64| SeriesReading {
             series,
             charged: sample.charged(series),
             before: mind.previous.as_ref().and_then(|sample| sample.charged(series)),
@@ -268,7 +270,7 @@ impl<'a> StrategyRun<'a> {
         let requests = if idle_for.is_some() { 0 } else { self.in_flight() };
         let tokens = self.scenario.world.load.output_tokens;
         let seconds = self.scenario.service.as_secs_f64().max(0.001);
-        Facts {
+        RecycleFacts {
             series: readings
                 .map(|reading| SeriesFacts::gather(&policy.recycle, &mind.monitor, &reading))
                 .collect(),
@@ -278,7 +280,7 @@ impl<'a> StrategyRun<'a> {
             wanted_for: since(mind.wanted),
             urgent_for: since(mind.urgent),
             minute: Some(minute(now)),
-            load: Load {
+            load: ReplacementLoad {
                 load_time: Some(self.scenario.load_time),
                 requests,
                 tokens: u64::from(requests) * tokens.1 / 2,
@@ -290,12 +292,12 @@ impl<'a> StrategyRun<'a> {
                 lull_every: Some(mind.lulls.expected(duration(now))),
             },
             unit: 0.5,
-            ..Facts::default()
+            ..RecycleFacts::default()
         }
     }
 
     /// Decides and acts. Returns true if a restart took place.
-    fn act(&mut self, policy: &Policy, facts: &Facts, idle: bool) -> bool {
+    fn act(&mut self, policy: &SimulatedPolicy, facts: &RecycleFacts, idle: bool) -> bool {
         let now = self.world.clock();
         let Some(mind) = &mut self.mind else { return false };
         let load_time = Some(self.scenario.load_time);
@@ -306,12 +308,13 @@ impl<'a> StrategyRun<'a> {
         let barred =
             |reason, series| mind.cooldown.bars(reason, series, held(series), &policy.recycle).is_some();
         let decision = decide_unless(&policy.recycle, facts, barred);
-        let wanted = decision.action != Action::Observe;
+        let wanted = decision.action != RecycleAction::Observe;
         mind.wanted = wanted.then(|| mind.wanted.unwrap_or(now));
-        mind.urgent = (decision.action >= Action::DrainNow).then(|| mind.urgent.unwrap_or(now));
+        mind.urgent = (decision.action >= RecycleAction::DrainNow).then(|| mind.urgent.unwrap_or(now));
         self.pending = wanted.then_some(decision);
         let (true, Some(reason)) = (decision.due, decision.reason) else { return false };
-        let ask = Ask { now: duration(now), load_time, unit: facts.unit, held: held(decision.series) };
+        let ask =
+            CooldownQuery { now: duration(now), load_time, unit: facts.unit, held: held(decision.series) };
         if let Err(held) = mind.cooldown.check(&decision, &ask, &policy.recycle) {
             note(&mut self.outcome, held);
             return false;
@@ -328,7 +331,7 @@ impl<'a> StrategyRun<'a> {
             let before = mind.last.as_ref()?.charged(series)?;
             Some((series, before, known.and_then(SeriesFacts::fresh), decision.limit_bytes))
         });
-        self.restart(reason.as_str(), idle, decision.action == Action::KillNow);
+        self.restart(reason.as_str(), idle, decision.action == RecycleAction::KillNow);
         let ready = duration(self.ready_at);
         if let Some(mind) = &mut self.mind {
             mind.cooldown.record_ready(ready);
@@ -339,7 +342,7 @@ impl<'a> StrategyRun<'a> {
 }
 
 impl SimulatedBackend {
-    fn new(scenario: &Scenario, policy: &Policy) -> Self {
+    fn new(scenario: &SimulationScenario, policy: &SimulatedPolicy) -> Self {
         Self {
             monitor: monitor(scenario, policy, Vec::new()),
             cooldown: RecycleCooldown::default(),
@@ -350,27 +353,31 @@ impl SimulatedBackend {
             previous: None,
             at_ready: None,
             waiting: None,
-            passed: Passed::default(),
+            passed: PassedBudgets::default(),
         }
     }
 
-    fn record_respawn(&mut self, scenario: &Scenario, policy: &Policy) {
+    fn record_respawn(&mut self, scenario: &SimulationScenario, policy: &SimulatedPolicy) {
         self.monitor = monitor(scenario, policy, self.monitor.priors());
         (self.last, self.previous, self.at_ready) = (None, None, None);
         (self.wanted, self.urgent, self.waiting) = (None, None, None);
-        self.passed = Passed::default();
+        self.passed = PassedBudgets::default();
     }
 }
 
-fn monitor(scenario: &Scenario, policy: &Policy, priors: Vec<crate::growth::LeakPrior>) -> Monitor {
-    let mut monitor = Monitor::with_prior(&policy.growth, priors);
+fn monitor(
+    scenario: &SimulationScenario,
+    policy: &SimulatedPolicy,
+    priors: Vec<crate::growth::LeakPrior>,
+) -> GrowthMonitor {
+    let mut monitor = GrowthMonitor::with_prior(&policy.growth, priors);
     monitor.allow(MemoryKind::Host, scenario.allowance);
     monitor
 }
 
 /// Records a permanent cooldown reason once.
-fn note(outcome: &mut Outcome, held: Held) {
-    if !matches!(held, Held::TooSoon { .. }) {
+fn note(outcome: &mut StrategyOutcome, held: HoldReason) {
+    if !matches!(held, HoldReason::TooSoon { .. }) {
         let text = held.to_string();
         if !outcome.held.contains(&text) {
             outcome.held.push(text);
@@ -385,5 +392,5 @@ fn duration(seconds: f64) -> Duration {
 /// The world begins at midnight.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "minutes of the day, 0 to 1439")]
 fn minute(clock: f64) -> u16 {
-    ((clock / 60.0).rem_euclid(f64::from(DAY))).floor() as u16 % DAY
+    ((clock / 60.0).rem_euclid(f64::from(DAY_MINUTES))).floor() as u16 % DAY_MINUTES
 }

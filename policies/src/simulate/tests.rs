@@ -2,20 +2,20 @@
 
 use super::*;
 use crate::defaults::Recycle;
-use crate::growth::Unit;
+use crate::growth::WorkUnit;
 use crate::recycle::GrowthMode;
 use crate::units::{ByteSize, MemoryLimit};
-use crate::world::{Leak, Load, MemoryBackground};
+use crate::world::{MemoryBackground, WorldLeak, WorldLoad};
 
 const MIB: u64 = 1024 * 1024;
 const GIB: u64 = 1024 * MIB;
 
 /// A server with 8 GiB, two requests in three seconds, a quarter of them with an image.
-fn scenario(leak: Option<Leak>) -> Scenario {
-    let mut world = World::quiet(7);
+fn scenario(leak: Option<WorldLeak>) -> SimulationScenario {
+    let mut world = SimulatedWorld::quiet(7);
     world.leaks.extend(leak);
-    world.load = Load { per_second: 0.1, ..Load::default() };
-    Scenario {
+    world.load = WorldLoad { per_second: 0.1, ..WorldLoad::default() };
+    SimulationScenario {
         world,
         requests: 12_000,
         memory: 8 * GIB,
@@ -23,23 +23,23 @@ fn scenario(leak: Option<Leak>) -> Scenario {
         load_time: Duration::from_secs(20),
         service: Duration::from_secs(4),
         overlap: false,
-        asleep: Windows::ALWAYS,
+        asleep: DayWindows::ALWAYS,
         allowance: 0,
     }
 }
 
-fn leaking(mib: f64) -> Scenario {
-    scenario(Some(Leak::of(Unit::Image, mib * 1024.0 * 1024.0)))
+fn leaking(mib: f64) -> SimulationScenario {
+    scenario(Some(WorldLeak::of(WorkUnit::Image, mib * 1024.0 * 1024.0)))
 }
 
-fn policy() -> Policy {
+fn policy() -> SimulatedPolicy {
     let defaults = crate::defaults();
     let recycle = RecyclePolicy {
         host_soft: Some(MemoryLimit::Percent(80.0)),
         host_hard: Some(MemoryLimit::Percent(92.0)),
         ..RecyclePolicy::new(&Recycle { growth: GrowthMode::Recycle, ..defaults.recycle })
     };
-    Policy { recycle, growth: defaults.growth.clone() }
+    SimulatedPolicy { recycle, growth: defaults.growth.clone() }
 }
 
 #[test]
@@ -69,28 +69,28 @@ fn without_a_leak_nothing_is_ever_recycled() {
 
 #[test]
 fn the_same_scenario_gives_the_same_outcome() {
-    let (scenario, policy) = (Scenario { requests: 2000, ..leaking(8.0) }, policy());
-    let outcome = run(&scenario, &Strategy::Policy(&policy));
-    assert_eq!(run(&scenario, &Strategy::Policy(&policy)), outcome);
+    let (scenario, policy) = (SimulationScenario { requests: 2000, ..leaking(8.0) }, policy());
+    let outcome = run(&scenario, &RestartStrategy::Policy(&policy));
+    assert_eq!(run(&scenario, &RestartStrategy::Policy(&policy)), outcome);
     let text = serde_json::to_string(&outcome).unwrap();
-    assert_eq!(serde_json::from_str::<Outcome>(&text).unwrap().restarts, outcome.restarts);
+    assert_eq!(serde_json::from_str::<StrategyOutcome>(&text).unwrap().restarts, outcome.restarts);
 }
 
 #[test]
 fn a_counter_restarts_by_its_count_and_its_requests_wait_for_the_load() {
-    let outcome = run(&Scenario { requests: 1000, ..scenario(None) }, &Strategy::Every(100));
+    let outcome = run(&SimulationScenario { requests: 1000, ..scenario(None) }, &RestartStrategy::Every(100));
     assert_eq!((outcome.restarts, outcome.out_of_memory), (10, 0), "{outcome:#?}");
     assert!(outcome.waited > 0 && outcome.waited_minutes > 0.0, "{outcome:#?}");
 }
 
 #[test]
 fn an_overlap_without_memory_for_both_is_counted_as_caused() {
-    let mut tight = Scenario { overlap: true, requests: 3000, ..leaking(30.0) };
+    let mut tight = SimulationScenario { overlap: true, requests: 3000, ..leaking(30.0) };
     tight.world.host = 3 * GIB;
-    let outcome = run(&tight, &Strategy::Policy(&policy()));
+    let outcome = run(&tight, &RestartStrategy::Policy(&policy()));
     assert!(outcome.out_of_memory_caused > 0, "{outcome:#?}");
-    let roomy = Scenario { overlap: false, ..tight };
-    assert_eq!(run(&roomy, &Strategy::Policy(&policy())).out_of_memory_caused, 0);
+    let roomy = SimulationScenario { overlap: false, ..tight };
+    assert_eq!(run(&roomy, &RestartStrategy::Policy(&policy())).out_of_memory_caused, 0);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_backend_whose_clients_sleep_is_replaced_at_night_and_nobody_waits() {
     policy.recycle.only = "02:00-05:00".parse().unwrap();
     // 1,500 requests a day of 2 MiB each: three gibibytes a day.
     nightly.world.load.per_second = 0.023;
-    let outcome = run(&nightly, &Strategy::Policy(&policy));
+    let outcome = run(&nightly, &RestartStrategy::Policy(&policy));
     assert!(outcome.restarts > 0 && outcome.out_of_memory == 0 && outcome.waited == 0, "{outcome:#?}");
 }
 
@@ -109,7 +109,7 @@ fn a_backend_whose_clients_sleep_is_replaced_at_night_and_nobody_waits() {
 fn observing_only_restarts_by_budget_and_no_budget_at_all_runs_out() {
     let mut observe = policy();
     observe.recycle.common.growth = GrowthMode::Observe;
-    let outcome = run(&leaking(30.0), &Strategy::Policy(&observe));
+    let outcome = run(&leaking(30.0), &RestartStrategy::Policy(&observe));
     assert!(
         outcome.reasons.iter().all(|(reason, _)| reason != "growth") && outcome.restarts > 0,
         "{outcome:#?}"
@@ -117,14 +117,16 @@ fn observing_only_restarts_by_budget_and_no_budget_at_all_runs_out() {
     observe.recycle.host_soft = None;
     observe.recycle.host_hard = None;
     observe.recycle.levels.kill_host = ByteSize(0);
-    assert!(run(&leaking(30.0), &Strategy::Policy(&observe)).out_of_memory > 0);
+    assert!(run(&leaking(30.0), &RestartStrategy::Policy(&observe)).out_of_memory > 0);
 }
 
 #[test]
 fn a_leak_of_vram_is_stopped_before_the_device_is_full() {
     let mut gpu = scenario(None);
     gpu.world.vram = Some(6 * GIB);
-    gpu.world.vram_leaks.push(Leak { step: 2 * MIB, ..Leak::of(Unit::Request, 900.0 * 1024.0) });
+    gpu.world
+        .vram_leaks
+        .push(WorldLeak { step: 2 * MIB, ..WorldLeak::of(WorkUnit::Request, 900.0 * 1024.0) });
     gpu.device = 10 * GIB;
     let mut policy = policy();
     policy.recycle.vram_soft = Some(MemoryLimit::Auto);
@@ -147,8 +149,8 @@ fn a_cache_that_fills_as_declared_is_left_alone_and_one_that_nobody_declared_is_
     let mut policy = policy();
     policy.recycle.host_soft = Some(MemoryLimit::Auto);
     policy.recycle.host_hard = Some(MemoryLimit::Auto);
-    let told = run(&cache, &Strategy::Policy(&policy));
+    let told = run(&cache, &RestartStrategy::Policy(&policy));
     assert_eq!((told.restarts, told.out_of_memory), (0, 0), "{told:#?}");
     cache.allowance = 0;
-    assert!(run(&cache, &Strategy::Policy(&policy)).restarts > 0);
+    assert!(run(&cache, &RestartStrategy::Policy(&policy)).restarts > 0);
 }

@@ -4,20 +4,20 @@
 
 use std::time::Duration;
 
-use warden_policies::growth::Unit;
-use warden_policies::world::{Leak, Load, MemoryBackground, Noise, SplitMix, World};
+use warden_policies::growth::WorkUnit;
+use warden_policies::world::{MemoryBackground, SimulatedWorld, SplitMix, WorldLeak, WorldLoad, WorldNoise};
 
 const KIB: f64 = 1024.0;
 const MIB: f64 = 1024.0 * KIB;
 
 /// Slow drift that comes back: 15 MiB over a thousand requests.
-const WANDER: Noise = Noise { sigma: 15.0 * MIB, phi: 0.999, spikes: 0.05, spike: 80.0 * MIB };
+const WANDER: WorldNoise = WorldNoise { sigma: 15.0 * MIB, phi: 0.999, spikes: 0.05, spike: 80.0 * MIB };
 
 /// A world, and what its server is told to keep on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Case {
     /// The world.
-    pub(crate) world: World,
+    pub(crate) world: SimulatedWorld,
     /// Bytes of declared pools.
     pub(crate) declared: u64,
 }
@@ -73,7 +73,7 @@ impl Harmless {
     /// One world of this kind, for runs of some ten thousand requests.
     pub(crate) fn case(self, seed: u64) -> Case {
         let mut draw = SplitMix::new(seed ^ 0x5EED);
-        let mut world = World::quiet(seed);
+        let mut world = SimulatedWorld::quiet(seed);
         let mut declared = 0;
         match self {
             Self::Flat => {}
@@ -111,7 +111,7 @@ impl Harmless {
                     .push(MemoryBackground::Cache { per_request: draw.between(1.0, 30.0) * MIB, cap });
             }
             Self::Busy => {
-                world.load = Load {
+                world.load = WorldLoad {
                     per_second: draw.between(1.0, 20.0),
                     ticks: Some(Duration::from_secs(5)),
                     ..world.load
@@ -123,12 +123,15 @@ impl Harmless {
 }
 
 /// A leak of so many bytes per request, in the movement of a real heap.
-pub(crate) fn leaking(seed: u64, bytes_per_request: f64) -> World {
-    World { leaks: vec![Leak::of(Unit::Request, bytes_per_request)], ..World::quiet(seed) }
+pub(crate) fn leaking(seed: u64, bytes_per_request: f64) -> SimulatedWorld {
+    SimulatedWorld {
+        leaks: vec![WorldLeak::of(WorkUnit::Request, bytes_per_request)],
+        ..SimulatedWorld::quiet(seed)
+    }
 }
 
 /// One request in ten leaks so many bytes.
-pub(crate) fn leaking_now_and_then(seed: u64, bytes: f64) -> World {
-    let leak = Leak { chance: 0.1, ..Leak::of(Unit::Request, bytes) };
-    World { leaks: vec![leak], ..World::quiet(seed) }
+pub(crate) fn leaking_now_and_then(seed: u64, bytes: f64) -> SimulatedWorld {
+    let leak = WorldLeak { chance: 0.1, ..WorldLeak::of(WorkUnit::Request, bytes) };
+    SimulatedWorld { leaks: vec![leak], ..SimulatedWorld::quiet(seed) }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use warden_policies::Sample;
+use warden_policies::BackendSample;
 use warden_policies::world::SplitMix;
 
 use crate::leaks::{Base, Course};
@@ -28,11 +28,11 @@ impl Healthy {
     }
 }
 
-fn host(mut bytes: impl FnMut(&Sample) -> f64 + 'static) -> Course {
+fn host(mut bytes: impl FnMut(&BackendSample) -> f64 + 'static) -> Course {
     Box::new(move |now| Extra { host: bytes(now), vram: 0.0 })
 }
 
-fn requests(now: &Sample) -> f64 {
+fn requests(now: &BackendSample) -> f64 {
     real(now.work.requests)
 }
 

@@ -1,8 +1,8 @@
 //! Leaks of a known size, put onto the movement of servers that leak nothing.
 
-use warden_policies::growth::Unit;
+use warden_policies::growth::WorkUnit;
 use warden_policies::world::SplitMix;
-use warden_policies::{GpuIndex, MemoryKind, Sample};
+use warden_policies::{BackendSample, GpuIndex, MemoryKind};
 
 use crate::recorded::{Extra, MIB, real};
 
@@ -31,7 +31,7 @@ pub(crate) enum Base {
 }
 
 /// Bytes beside the movement, reading by reading.
-pub(crate) type Course = Box<dyn FnMut(&Sample) -> Extra>;
+pub(crate) type Course = Box<dyn FnMut(&BackendSample) -> Extra>;
 
 /// A leak of known size.
 pub(crate) struct Leaking {
@@ -40,7 +40,7 @@ pub(crate) struct Leaking {
     pub(crate) base: Base,
     pub(crate) series: MemoryKind,
     /// Who pays, and for which share of the growth; nobody where none of the units that are counted does.
-    pub(crate) pays: &'static [(Unit, f64)],
+    pub(crate) pays: &'static [(WorkUnit, f64)],
     /// Requests of a run.
     pub(crate) requests: u64,
     /// Bytes that the server is told to keep.
@@ -53,7 +53,7 @@ impl Leaking {
     const fn new(
         name: &'static str,
         base: Base,
-        pays: &'static [(Unit, f64)],
+        pays: &'static [(WorkUnit, f64)],
         course: fn(u64) -> Course,
     ) -> Self {
         Self { name, base, series: HOST, pays, requests: 2000, declared: 0, course }
@@ -72,11 +72,11 @@ impl Leaking {
     }
 }
 
-fn host(mut bytes: impl FnMut(&Sample) -> f64 + 'static) -> Course {
+fn host(mut bytes: impl FnMut(&BackendSample) -> f64 + 'static) -> Course {
     Box::new(move |now| Extra { host: bytes(now), vram: 0.0 })
 }
 
-fn vram(mut bytes: impl FnMut(&Sample) -> f64 + 'static) -> Course {
+fn vram(mut bytes: impl FnMut(&BackendSample) -> f64 + 'static) -> Course {
     Box::new(move |now| Extra { host: 0.0, vram: bytes(now) })
 }
 
@@ -84,23 +84,23 @@ fn vram(mut bytes: impl FnMut(&Sample) -> f64 + 'static) -> Course {
 const PROMPT_TOKENS: f64 = 200.0;
 const OUTPUT_TOKENS: f64 = 64.0;
 
-const REQUEST: &[(Unit, f64)] = &[(Unit::Request, 1.0)];
-const PROMPT: &[(Unit, f64)] = &[(Unit::PromptToken, 1.0)];
-const OUTPUT: &[(Unit, f64)] = &[(Unit::OutputToken, 1.0)];
-const IMAGE: &[(Unit, f64)] = &[(Unit::Image, 1.0)];
+const REQUEST: &[(WorkUnit, f64)] = &[(WorkUnit::Request, 1.0)];
+const PROMPT: &[(WorkUnit, f64)] = &[(WorkUnit::PromptToken, 1.0)];
+const OUTPUT: &[(WorkUnit, f64)] = &[(WorkUnit::OutputToken, 1.0)];
+const IMAGE: &[(WorkUnit, f64)] = &[(WorkUnit::Image, 1.0)];
 /// 28 requests of a hundred bring an image.
-const BOTH: &[(Unit, f64)] = &[(Unit::Request, 0.52), (Unit::Image, 0.48)];
+const BOTH: &[(WorkUnit, f64)] = &[(WorkUnit::Request, 0.52), (WorkUnit::Image, 0.48)];
 
 /// Between 0.5 and 2: each seed has a leak of its own size.
 fn size(seed: u64) -> f64 {
     2.0_f64.powf(SplitMix::new(seed ^ 0x51_2E).between(-1.0, 1.0))
 }
 
-fn requests(now: &Sample) -> f64 {
+fn requests(now: &BackendSample) -> f64 {
     real(now.work.requests)
 }
 
-fn images(now: &Sample) -> f64 {
+fn images(now: &BackendSample) -> f64 {
     real(now.work.images)
 }
 

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use warden_policies::defaults;
-use warden_policies::growth::{Monitor, Verdict};
+use warden_policies::growth::{GrowthMonitor, GrowthVerdict};
 
 use healthy::Healthy;
 use leaks::{Base, HOST, Leaking};
@@ -110,14 +110,14 @@ fn leaks_of_known_size_are_found_and_nobody_is_wrongly_blamed() {
 
 /// Whether a memory was called leaking at some time, and whether one was suspected.
 fn alarms(load: &RecordedLoad, kind: &Healthy, seed: u64) -> (bool, bool) {
-    let mut monitor = Monitor::new(&defaults().growth);
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.allow(HOST, kind.declared);
-    let mut worst = Verdict::Warming;
+    let mut worst = GrowthVerdict::Warming;
     for sample in load.run(seed, kind.requests, (kind.course)(seed)) {
         monitor.observe(&sample);
-        worst = monitor.growth().iter().map(|growth| growth.verdict).fold(worst, Verdict::max);
+        worst = monitor.growth().iter().map(|growth| growth.verdict).fold(worst, GrowthVerdict::max);
     }
-    (worst == Verdict::Leaking, worst >= Verdict::Suspected)
+    (worst == GrowthVerdict::Leaking, worst >= GrowthVerdict::Suspected)
 }
 
 #[test]

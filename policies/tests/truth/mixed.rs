@@ -2,8 +2,8 @@
 //! with requests in flight are a real server's, block by block in another order; the leak is put back, or something else.
 
 use crate::recorded::{Extra, MIB, RecordedLoad, real};
-use warden_policies::growth::{GrowthBlame, Monitor, Unit, Verdict};
-use warden_policies::{MemoryKind, Sample, defaults};
+use warden_policies::growth::{GrowthBlame, GrowthMonitor, GrowthVerdict, WorkUnit};
+use warden_policies::{BackendSample, MemoryKind, defaults};
 
 const fn host(bytes: f64) -> Extra {
     Extra { host: bytes, vram: 0.0 }
@@ -20,13 +20,13 @@ fn recordings() -> [RecordedLoad; 4] {
 }
 
 /// The first request at which it was called a leak, and who was blamed at the end.
-fn judged(samples: &[Sample], declared: u64) -> (Option<u64>, Option<Unit>) {
-    let mut monitor = Monitor::new(&defaults().growth);
+fn judged(samples: &[BackendSample], declared: u64) -> (Option<u64>, Option<WorkUnit>) {
+    let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.allow(MemoryKind::Host, declared);
     let mut first = None;
     for sample in samples {
         for turn in monitor.observe(sample) {
-            if turn.growth.verdict == Verdict::Leaking && turn.growth.series == MemoryKind::Host {
+            if turn.growth.verdict == GrowthVerdict::Leaking && turn.growth.series == MemoryKind::Host {
                 first = first.or(Some(turn.request));
             }
         }
@@ -39,7 +39,7 @@ fn judged(samples: &[Sample], declared: u64) -> (Option<u64>, Option<Unit>) {
 }
 
 /// How many of so many runs were called a leak.
-fn alarms(runs: u64, requests: u64, declared: u64, extra: impl Fn(u64, &Sample) -> f64) -> usize {
+fn alarms(runs: u64, requests: u64, declared: u64, extra: impl Fn(u64, &BackendSample) -> f64) -> usize {
     let called = |load: &RecordedLoad, seed: u64| {
         judged(&load.run(seed, requests, |now| host(extra(seed, now))), declared).0.is_some()
     };
@@ -61,7 +61,7 @@ fn a_leak_for_each_image_is_called_one_on_mixed_load_and_put_down_to_images() {
                 let (leaking, blamed) = judged(&samples, 0);
                 all += 1;
                 found += usize::from(leaking.is_some());
-                other += usize::from(blamed.is_some_and(|unit| unit != Unit::Image));
+                other += usize::from(blamed.is_some_and(|unit| unit != WorkUnit::Image));
             }
         }
         assert!(found * 100 >= all * least, "{found} of {all} within {requests} requests");

@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use warden_policies::sample::{HostMemory, Work};
+use warden_policies::sample::{HostMemory, WorkDone};
 use warden_policies::world::SplitMix;
-use warden_policies::{Sample, trace};
+use warden_policies::{BackendSample, trace};
 
 pub(crate) const MIB: f64 = 1_048_576.0;
 /// Readings that stay together, unless they are shuffled.
@@ -26,7 +26,7 @@ pub(crate) struct Extra {
 /// A recording without its leak.
 pub(crate) struct RecordedLoad {
     /// For each reading: the work since the one before, and the movement of the heap in bytes.
-    steps: Vec<(Sample, f64)>,
+    steps: Vec<(BackendSample, f64)>,
     /// Bytes around which the heap moves.
     base: f64,
     /// Readings that stay together.
@@ -39,13 +39,13 @@ impl RecordedLoad {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.jsonl"));
         let all = trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
         // Without the start, which is no part of what goes on for long.
-        let all: Vec<Sample> = all.into_iter().filter(|sample| sample.work.requests > 30).collect();
-        let level = |sample: &Sample| {
+        let all: Vec<BackendSample> = all.into_iter().filter(|sample| sample.work.requests > 30).collect();
+        let level = |sample: &BackendSample| {
             real(sample.host.map_or(0, HostMemory::charged)) - per_image * real(sample.work.images)
         };
         // What is left of a trend is not part of the movement.
         let (first, last) = (&all[..20], &all[all.len() - 20..]);
-        let mean = |part: &[Sample]| part.iter().map(level).sum::<f64>() / 20.0;
+        let mean = |part: &[BackendSample]| part.iter().map(level).sum::<f64>() / 20.0;
         let per_step = (mean(last) - mean(first)) / real(all.len() as u64 - 20);
         let base = mean(first);
         let mut steps = Vec::new();
@@ -87,15 +87,16 @@ impl RecordedLoad {
         &self,
         seed: u64,
         requests: u64,
-        mut extra: impl FnMut(&Sample) -> Extra,
-    ) -> Vec<Sample> {
+        mut extra: impl FnMut(&BackendSample) -> Extra,
+    ) -> Vec<BackendSample> {
         let mut random = SplitMix::new(seed ^ 0x9E37_79B9_7F4A_7C15);
-        let mut now = Sample { work: Work::default(), at: Duration::ZERO, ..self.steps[0].0.clone() };
+        let mut now =
+            BackendSample { work: WorkDone::default(), at: Duration::ZERO, ..self.steps[0].0.clone() };
         let mut all = Vec::new();
         while now.work.requests < requests {
             let from = usize::try_from(random.below((self.steps.len() - self.block) as u64)).unwrap();
             for (step, movement) in &self.steps[from..from + self.block] {
-                now = Sample { at: now.at + step.at, work: now.work + step.work, ..step.clone() };
+                now = BackendSample { at: now.at + step.at, work: now.work + step.work, ..step.clone() };
                 let beside = extra(&now);
                 let bytes = self.base + movement + beside.host;
                 now.host = now.host.map(|host| HostMemory { anon: whole(bytes), swap: 0, ..host });

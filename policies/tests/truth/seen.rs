@@ -1,7 +1,7 @@
 //! What the detector says of one leaking run, beside what is true.
 
-use warden_policies::growth::{Growth, GrowthBlame, Monitor, Unit, Verdict};
-use warden_policies::{Sample, defaults};
+use warden_policies::growth::{GrowthBlame, GrowthMonitor, GrowthVerdict, SeriesGrowth, WorkUnit};
+use warden_policies::{BackendSample, defaults};
 
 use crate::leaks::{HOST, Leaking};
 use crate::recorded::{MIB, RecordedLoad, real, whole};
@@ -57,7 +57,7 @@ impl Seen {
             extra
         });
         let mut this = Self::default();
-        let mut monitor = Monitor::new(&defaults().growth);
+        let mut monitor = GrowthMonitor::new(&defaults().growth);
         monitor.allow(HOST, kind.declared);
         let mut ask_at = 0;
         for (at, sample) in samples.iter().enumerate() {
@@ -65,7 +65,7 @@ impl Seen {
             let Some(growth) = own(&monitor, kind) else { continue };
             let requests = sample.work.requests;
             this.take(kind, growth, requests, grown[at]);
-            if growth.verdict == Verdict::Leaking && requests >= ask_at {
+            if growth.verdict == GrowthVerdict::Leaking && requests >= ask_at {
                 ask_at = requests + kind.requests / LOOKS;
                 this.told.extend(
                     AHEAD.iter().filter_map(|part| told(&monitor, kind, &samples, &grown, at, *part)),
@@ -79,12 +79,12 @@ impl Seen {
         this
     }
 
-    fn take(&mut self, kind: &Leaking, growth: &Growth, requests: u64, grown: f64) {
+    fn take(&mut self, kind: &Leaking, growth: &SeriesGrowth, requests: u64, grown: f64) {
         self.ever_wrong |= is_wrong(kind.pays, growth.blame.as_ref());
-        if growth.verdict >= Verdict::Suspected {
+        if growth.verdict >= GrowthVerdict::Suspected {
             self.suspected.get_or_insert(requests);
         }
-        if growth.verdict == Verdict::Leaking {
+        if growth.verdict == GrowthVerdict::Leaking {
             if self.found.is_none() {
                 self.found = Some(requests);
                 self.cost = grown;
@@ -97,26 +97,26 @@ impl Seen {
     }
 }
 
-fn own<'a>(monitor: &'a Monitor, kind: &Leaking) -> Option<&'a Growth> {
+fn own<'a>(monitor: &'a GrowthMonitor, kind: &Leaking) -> Option<&'a SeriesGrowth> {
     monitor.growth().iter().find(|growth| growth.series == kind.series)
 }
 
 /// Whether a blame names a unit that does not pay, or claims too much for one that does.
-pub(crate) fn is_wrong(pays: &[(Unit, f64)], blame: Option<&GrowthBlame>) -> bool {
+pub(crate) fn is_wrong(pays: &[(WorkUnit, f64)], blame: Option<&GrowthBlame>) -> bool {
     matches!(blame, Some(GrowthBlame::Pays { .. })) && !is_right(pays, blame)
 }
 
 /// Whether it names one that pays, and claims no more for it than it pays.
-pub(crate) fn is_right(pays: &[(Unit, f64)], blame: Option<&GrowthBlame>) -> bool {
+pub(crate) fn is_right(pays: &[(WorkUnit, f64)], blame: Option<&GrowthBlame>) -> bool {
     let Some(GrowthBlame::Pays { unit, share, .. }) = blame else { return false };
     pays.iter().any(|(paying, true_share)| paying == unit && *share <= true_share + CLAIM)
 }
 
 /// The forecast to what will have leaked after a part of the rest of the run.
 fn told(
-    monitor: &Monitor,
+    monitor: &GrowthMonitor,
     kind: &Leaking,
-    samples: &[Sample],
+    samples: &[BackendSample],
     grown: &[f64],
     at: usize,
     part: f64,

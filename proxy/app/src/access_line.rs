@@ -5,10 +5,10 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use http::Version;
-use warden_gateway::Record;
+use warden_gateway::RequestRecord;
 
 /// Writes a line to our log.
-pub(crate) fn trace(record: &Record) {
+pub(crate) fn trace(record: &RequestRecord) {
     tracing::info!(
         target: "access",
         id = record.request_id,
@@ -37,7 +37,7 @@ pub(crate) fn trace(record: &Record) {
 }
 
 /// A line with its end, as text or as a JSON object. Without a level: all lines are of one kind.
-pub(crate) fn format_line(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
+pub(crate) fn format_line(record: &RequestRecord, now: &[u8], json: bool) -> Vec<u8> {
     let mut line = LineWriter { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
     line.begin(now);
     line.quoted("id", &record.request_id);
@@ -175,7 +175,7 @@ impl LineWriter {
         }
     }
 
-    fn peer(&mut self, record: &Record) {
+    fn peer(&mut self, record: &RequestRecord) {
         self.name("peer");
         self.mark();
         // Writing to memory does not fail.
@@ -195,13 +195,13 @@ impl LineWriter {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use warden_gateway::Outcome;
-    use warden_policies::{GenerationId, ModelName, Work};
+    use warden_gateway::RequestOutcome;
+    use warden_policies::{GenerationId, ModelName, WorkDone};
 
     const NOW: &[u8] = b"2026-01-02T03:04:05.000006Z";
 
-    pub(crate) fn record() -> Record {
-        Record {
+    pub(crate) fn record() -> RequestRecord {
+        RequestRecord {
             request_id: "r\"1".into(),
             peer: [127, 0, 0, 1].into(),
             method: http::Method::POST,
@@ -213,7 +213,7 @@ pub(crate) mod tests {
             generation: Some(GenerationId(3)),
             status: 200,
             late_status: None,
-            outcome: Outcome::Ok,
+            outcome: RequestOutcome::Ok,
             stream: true,
             queued: Duration::from_micros(1500),
             first_byte: Some(Duration::from_millis(20)),
@@ -221,7 +221,7 @@ pub(crate) mod tests {
             total: Duration::from_nanos(30_000_400),
             bytes_in: 5,
             bytes_out: 6,
-            work: Work { prompt_tokens: 7, output_tokens: 8, ..Work::default() },
+            work: WorkDone { prompt_tokens: 7, output_tokens: 8, ..WorkDone::default() },
             retries: 1,
             tried: None,
             trace: None,
@@ -231,7 +231,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_line_is_text_or_json_with_the_same_fields() {
-        let record = Record { late_status: Some(400), ..record() };
+        let record = RequestRecord { late_status: Some(400), ..record() };
         let text = String::from_utf8(format_line(&record, NOW, false)).unwrap();
         assert_eq!(
             text,
@@ -249,7 +249,7 @@ pub(crate) mod tests {
             (&json["key"], &json["queue_ms"], &json["target"]),
             (&"alice".into(), &1.5.into(), &"access".into())
         );
-        let unknown = Record { key: None, model: None, generation: None, first_byte: None, ..record };
+        let unknown = RequestRecord { key: None, model: None, generation: None, first_byte: None, ..record };
         let json: serde_json::Value = serde_json::from_slice(&format_line(&unknown, NOW, true)).unwrap();
         assert!(json.get("key").is_none() && json.get("ttfb_ms").is_none(), "{json}");
     }
@@ -266,14 +266,14 @@ pub(crate) mod tests {
             (1_100_000, "1.1"),
             (12_345_678_901, "12345.679"),
         ] {
-            let record = Record { total: Duration::from_nanos(nanos), ..record() };
+            let record = RequestRecord { total: Duration::from_nanos(nanos), ..record() };
             let line = String::from_utf8(format_line(&record, NOW, false)).unwrap();
             assert!(line.contains(&format!(" total_ms={text} ")), "{nanos}: {line}");
             let line: serde_json::Value = serde_json::from_slice(&format_line(&record, NOW, true)).unwrap();
             assert_eq!(line["total_ms"].to_string(), text, "{nanos}");
         }
         for id in ["a\nb", "\u{e9}", "\\", "\"x\" forged=1", "\u{7f}"] {
-            let record = Record { request_id: id.to_owned(), ..record() };
+            let record = RequestRecord { request_id: id.to_owned(), ..record() };
             let line = String::from_utf8(format_line(&record, NOW, false)).unwrap();
             assert!(line.contains(&format!(" id={id:?} ")) && line.lines().count() == 1, "{line}");
             let line: serde_json::Value = serde_json::from_slice(&format_line(&record, NOW, true)).unwrap();

@@ -17,14 +17,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use warden_gateway::Record;
+use warden_gateway::RequestRecord;
 use warden_policies::defaults::Log;
 
 use crate::access_line;
 use crate::append;
 use crate::clock;
-use crate::exit::Failure;
-use crate::log_writer::{LogWriter, Trouble};
+use crate::exit::CommandError;
+use crate::log_writer::{LogWriter, WriteTrouble};
 use crate::sync::lock;
 
 /// The lines have addresses of clients, so they are not readable by everybody.
@@ -39,14 +39,14 @@ pub(crate) struct AccessLog(Option<Arc<AccessFile>>);
 struct AccessFile {
     path: PathBuf,
     json: bool,
-    file: Shared,
+    file: SharedFile,
     writer: LogWriter,
 }
 
 #[derive(Clone)]
-struct Shared(Arc<Mutex<File>>);
+struct SharedFile(Arc<Mutex<File>>);
 
-impl Write for Shared {
+impl Write for SharedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         lock(&self.0).write(bytes)
     }
@@ -72,25 +72,25 @@ pub(crate) struct AccessLogView {
 
 impl AccessLog {
     /// Opens the log's own file, if it has one.
-    pub(crate) fn start(path: Option<&Path>, log: &Log) -> Result<Self, Failure> {
+    pub(crate) fn start(path: Option<&Path>, log: &Log) -> Result<Self, CommandError> {
         let Some(path) = path else { return Ok(Self(None)) };
         let failed = |error: io::Error| {
-            Failure::hinted(
+            CommandError::hinted(
                 format!("cannot open the access log {}: {error}", path.display()),
                 "name a file in a directory that exists and that we may write to (`log.access`)",
             )
         };
-        let file = Shared(Arc::new(Mutex::new(open(path).map_err(failed)?)));
+        let file = SharedFile(Arc::new(Mutex::new(open(path).map_err(failed)?)));
         let shown = path.to_owned();
-        let tell = move |trouble: Trouble<'_>| {
+        let tell = move |trouble: WriteTrouble<'_>| {
             let path = shown.display();
             match trouble {
-                Trouble::Began(error) => {
+                WriteTrouble::Began(error) => {
                     tracing::error!(
                         "the access log {path} cannot be written: {error}; its lines are counted until it can"
                     );
                 }
-                Trouble::Ended(lost) => {
+                WriteTrouble::Ended(lost) => {
                     tracing::warn!("the access log {path} is written again; {lost} lines are missing in it");
                 }
             }
@@ -141,7 +141,7 @@ impl AccessLog {
     }
 
     /// Writes the line of an ended request.
-    pub(crate) fn write(&self, record: &Record) {
+    pub(crate) fn write(&self, record: &RequestRecord) {
         match &self.0 {
             None => access_line::trace(record),
             Some(own) => {

@@ -10,9 +10,9 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Writes the children's lines unchanged, and formats the others with `F`.
-pub(crate) struct Bare<F>(pub(crate) F);
+pub(crate) struct ChildLineFormat<F>(pub(crate) F);
 
-impl<S, N, F> FormatEvent<S, N> for Bare<F>
+impl<S, N, F> FormatEvent<S, N> for ChildLineFormat<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -27,7 +27,7 @@ where
         if event.metadata().target() != "llama_server" {
             return self.0.format_event(context, writer, event);
         }
-        let mut line = Message(Ok(()), writer.by_ref());
+        let mut line = MessageVisitor(Ok(()), writer.by_ref());
         event.record(&mut line);
         line.0?;
         writeln!(writer)
@@ -35,9 +35,9 @@ where
 }
 
 /// Writes only the message of an event.
-struct Message<'a>(fmt::Result, Writer<'a>);
+struct MessageVisitor<'a>(fmt::Result, Writer<'a>);
 
-impl Visit for Message<'_> {
+impl Visit for MessageVisitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             self.0 = write!(self.1, "{value:?}");
@@ -69,7 +69,7 @@ mod tests {
     fn the_childs_lines_are_as_it_wrote_them_and_ours_are_as_always() {
         let kept = Kept::default();
         let writer = kept.clone();
-        let format = Bare(tracing_subscriber::fmt::format().without_time());
+        let format = ChildLineFormat(tracing_subscriber::fmt::format().without_time());
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
             .event_format(format)

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use warden_policies::secrets;
-use warden_supervisor::{Event, EventKind, StateKind, StateWriter};
+use warden_supervisor::{EventKind, FleetEvent, StateKind, StateWriter};
 
 use crate::append;
 
@@ -44,7 +44,7 @@ impl EventsFile {
     }
 
     /// Queues an event for writing. The writer counts events that cannot be written.
-    pub(crate) fn keep(self: &Arc<Self>, event: &Event, writer: &StateWriter) {
+    pub(crate) fn keep(self: &Arc<Self>, event: &FleetEvent, writer: &StateWriter) {
         if let Some(line) = self.line(event) {
             let own = Arc::clone(self);
             writer.write(StateKind::Events, line.len(), move || own.append(&line));
@@ -52,7 +52,7 @@ impl EventsFile {
     }
 
     /// The line of an event; `None` for those that are in the ledger.
-    fn line(&self, event: &Event) -> Option<String> {
+    fn line(&self, event: &FleetEvent) -> Option<String> {
         let is_there = matches!(
             event.kind,
             EventKind::RecycleDone { .. } | EventKind::Reclaimed { .. } | EventKind::Pinned { .. }
@@ -93,7 +93,7 @@ impl EventsFile {
 fn begins_with_an_event(path: &Path) -> bool {
     let mut line = String::new();
     let read = fs::File::open(path).and_then(|file| BufReader::new(file).read_line(&mut line));
-    read.is_ok() && serde_json::from_str::<Event>(&line).is_ok()
+    read.is_ok() && serde_json::from_str::<FleetEvent>(&line).is_ok()
 }
 
 #[cfg(test)]
@@ -101,9 +101,9 @@ mod tests {
     use super::*;
     use warden_policies::ModelName;
 
-    fn event(id: u64) -> Event {
+    fn event(id: u64) -> FleetEvent {
         let model = Some(ModelName::new("m"));
-        Event {
+        FleetEvent {
             id,
             at: "2026-01-02T03:04:05.678Z".into(),
             model,
@@ -120,7 +120,8 @@ mod tests {
         (0..4).for_each(|id| write(id).unwrap());
         let [before, now] = files(state.path()).map(|path| fs::read_to_string(path).unwrap());
         let all = format!("{before}{now}");
-        let ids: Vec<u64> = all.lines().map(|line| serde_json::from_str::<Event>(line).unwrap().id).collect();
+        let ids: Vec<u64> =
+            all.lines().map(|line| serde_json::from_str::<FleetEvent>(line).unwrap().id).collect();
         assert_eq!(ids, [0, 1, 2, 3]);
         assert!(all.lines().all(|line| line.contains("\"instance\":7")), "{all}");
         fs::write(state.path().join(PREVIOUS_NAME), "my notes\n").unwrap();

@@ -21,21 +21,21 @@ use crate::out;
 /// Exit code for configuration and usage.
 pub(crate) const USAGE_CODE: u8 = 2;
 /// Exit code for a patch set that is refused.
-pub(crate) const REFUSED: u8 = 3;
+pub(crate) const REFUSED_CODE: u8 = 3;
 /// Exit code for a leak that was found.
-pub(crate) const LEAKS: u8 = 3;
+pub(crate) const LEAKS_CODE: u8 = 3;
 /// Exit code for a server that crashed under a workload.
-pub(crate) const CRASHES: u8 = 4;
+pub(crate) const CRASHES_CODE: u8 = 4;
 /// Exit code for an experiment that was too short for a verdict, or left open whether a memory leaks.
-pub(crate) const TOO_FEW: u8 = 5;
+pub(crate) const UNDECIDED_CODE: u8 = 5;
 /// Exit code after an interrupt, as in shells: 128 plus the number of SIGINT.
-pub(crate) const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED_CODE: u8 = 130;
 /// Exit code for everything else.
 pub(crate) const FAILURE_CODE: u8 = 1;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum CommandError {
     /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigProblems),
@@ -64,9 +64,9 @@ pub(crate) enum Failure {
     Pipe,
 }
 
-impl Failure {
+impl CommandError {
     /// Interrupted, after all results were shown.
-    pub(crate) const INTERRUPTED: Self = Self::Told { code: INTERRUPTED };
+    pub(crate) const INTERRUPTED: Self = Self::Told { code: INTERRUPTED_CODE };
 
     /// Invalid usage, with its remedy.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -86,9 +86,9 @@ impl Failure {
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage { .. } => USAGE_CODE,
-            Self::Refused { .. } => REFUSED,
+            Self::Refused { .. } => REFUSED_CODE,
             Self::Told { code } => *code,
-            Self::Interrupted { .. } => INTERRUPTED,
+            Self::Interrupted { .. } => INTERRUPTED_CODE,
             Self::Failed { .. } | Self::Pipe => FAILURE_CODE,
         }
     }
@@ -116,13 +116,13 @@ impl Failure {
     }
 }
 
-impl From<ConfigProblem> for Failure {
+impl From<ConfigProblem> for CommandError {
     fn from(problem: ConfigProblem) -> Self {
         Self::Config(problem.into())
     }
 }
 
-impl From<FleetError> for Failure {
+impl From<FleetError> for CommandError {
     fn from(error: FleetError) -> Self {
         match error {
             FleetError::DuplicateName { .. } | FleetError::NoReplicas(_) | FleetError::SocketPath { .. } => {
@@ -135,27 +135,29 @@ impl From<FleetError> for Failure {
     }
 }
 
-impl From<ControlError> for Failure {
+impl From<ControlError> for CommandError {
     fn from(error: ControlError) -> Self {
         Self::failed(error.to_string())
     }
 }
 
-impl From<warden_builder::Error> for Failure {
-    fn from(error: warden_builder::Error) -> Self {
+impl From<warden_builder::BuilderError> for CommandError {
+    fn from(error: warden_builder::BuilderError) -> Self {
         let (message, hint) = (error.to_string(), error.hint());
         match error.kind() {
-            warden_builder::Kind::Input => Self::usage(message, hint.unwrap_or_default()),
-            warden_builder::Kind::Refused => Self::Refused { message, hint: hint.unwrap_or_default() },
-            warden_builder::Kind::Cancelled => Self::Interrupted { message },
-            warden_builder::Kind::Machine | warden_builder::Kind::Build => Self::Failed { message, hint },
+            warden_builder::ErrorClass::Input => Self::usage(message, hint.unwrap_or_default()),
+            warden_builder::ErrorClass::Refused => Self::Refused { message, hint: hint.unwrap_or_default() },
+            warden_builder::ErrorClass::Cancelled => Self::Interrupted { message },
+            warden_builder::ErrorClass::Machine | warden_builder::ErrorClass::Build => {
+                Self::Failed { message, hint }
+            }
         }
     }
 }
 
-impl From<warden_patches::Error> for Failure {
-    fn from(error: warden_patches::Error) -> Self {
-        warden_builder::Error::from(error).into()
+impl From<warden_patches::PatchError> for CommandError {
+    fn from(error: warden_patches::PatchError) -> Self {
+        warden_builder::BuilderError::from(error).into()
     }
 }
 
@@ -181,14 +183,14 @@ pub(crate) fn install_panic_hook() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::problem::{ConfigProblem, Place};
+    use crate::config::problem::{ConfigPlace, ConfigProblem};
 
     #[test]
     fn every_problem_of_a_configuration_gets_its_own_lines_and_code_2() {
-        let place = || Place::File { path: "w.toml".into(), line: 3 };
-        let failure = Failure::from(ConfigProblems(vec![
+        let place = || ConfigPlace::File { path: "w.toml".into(), line: 3 };
+        let failure = CommandError::from(ConfigProblems(vec![
             ConfigProblem::new(place(), "bad").hint("cure"),
-            ConfigProblem::new(Place::Env("X".into()), "worse"),
+            ConfigProblem::new(ConfigPlace::Env("X".into()), "worse"),
         ]));
         assert_eq!(
             failure.lines(),
@@ -199,9 +201,9 @@ mod tests {
 
     #[test]
     fn usage_is_code_2_and_the_rest_is_code_1() {
-        assert_eq!(Failure::usage("a", "b").code(), 2);
-        assert_eq!(Failure::hinted("a", "b").code(), 1);
-        assert_eq!(Failure::Refused { message: "a".into(), hint: "b".into() }.code(), 3);
-        assert_eq!(Failure::failed("a").lines(), ["error: a"]);
+        assert_eq!(CommandError::usage("a", "b").code(), 2);
+        assert_eq!(CommandError::hinted("a", "b").code(), 1);
+        assert_eq!(CommandError::Refused { message: "a".into(), hint: "b".into() }.code(), 3);
+        assert_eq!(CommandError::failed("a").lines(), ["error: a"]);
     }
 }

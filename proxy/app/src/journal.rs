@@ -25,9 +25,9 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Socket of journald.
 const JOURNALD_SOCKET: &str = "/run/systemd/journal/socket";
-/// Separator of fields in a line. [`LINE`] replaces a line's end within a value.
+/// Separator of fields in a line. [`LINE_SEPARATOR`] replaces a line's end within a value.
 const FIELD_SEPARATOR: char = '\u{1f}';
-const LINE: char = '\u{1e}';
+const LINE_SEPARATOR: char = '\u{1e}';
 /// Limit of one value in bytes. A datagram has to fit into the buffer of a socket, 208 KiB by default.
 const MAX_VALUE_BYTES: usize = 32 * 1024;
 /// Names with a meaning to journald, or written by ourselves.
@@ -35,12 +35,12 @@ const RESERVED_FIELDS: [&str; 6] = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "TARGET
 
 /// Sends entries to journald.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct JournalWriter {
     from: UnixDatagram,
     to: PathBuf,
 }
 
-impl Journal {
+impl JournalWriter {
     /// Opens journald's socket, if our standard error is the journal. `stream`: the variable
     /// `JOURNAL_STREAM`, in which a service manager names what it connected standard error to.
     pub(crate) fn here(stream: Option<&OsStr>) -> Option<Self> {
@@ -55,7 +55,7 @@ impl Journal {
     }
 }
 
-impl Write for Journal {
+impl Write for JournalWriter {
     /// Takes one line at a time.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         let end = lines.iter().position(|&byte| byte == b'\n');
@@ -89,8 +89,8 @@ fn make_datagram(line: &str) -> Vec<u8> {
 
 fn put(out: &mut Vec<u8>, name: &str, value: &str) {
     out.extend_from_slice(name.as_bytes());
-    if value.contains(LINE) {
-        let value = value.replace(LINE, "\n");
+    if value.contains(LINE_SEPARATOR) {
+        let value = value.replace(LINE_SEPARATOR, "\n");
         out.push(b'\n');
         out.extend_from_slice(&(value.len() as u64).to_le_bytes());
         out.extend_from_slice(value.as_bytes());
@@ -108,7 +108,7 @@ fn plain(line: &str) -> (&str, String) {
             .find_map(|field| field.split_once('=').filter(|(own, _)| *own == name))
             .map(|(_, value)| value)
     };
-    (value("PRIORITY").unwrap_or("4"), value("MESSAGE").unwrap_or(line).replace(LINE, " "))
+    (value("PRIORITY").unwrap_or("4"), value("MESSAGE").unwrap_or(line).replace(LINE_SEPARATOR, " "))
 }
 
 /// Formats events as lines of the queue.
@@ -166,8 +166,8 @@ impl EventFields {
             .scan(0, |bytes, char| {
                 *bytes += char.len_utf8();
                 (*bytes <= MAX_VALUE_BYTES).then_some(match char {
-                    '\n' => LINE,
-                    FIELD_SEPARATOR | LINE => ' ',
+                    '\n' => LINE_SEPARATOR,
+                    FIELD_SEPARATOR | LINE_SEPARATOR => ' ',
                     other => other,
                 })
             })
@@ -242,7 +242,7 @@ mod tests {
             tracing::warn!(target: "event", model, generation = 3, none = None::<u32>, "it leaks");
             tracing::error!(priority = 0, _pid = 1, message_id = "x", "two\nlines\u{1f}MODEL=other");
         });
-        let mut journal = Journal::at(&path).unwrap();
+        let mut journal = JournalWriter::at(&path).unwrap();
         journal.write_all(&lines).unwrap();
         journal.write_all(b"3 log lines were left out here\n").unwrap();
         let told = || {
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn only_what_our_standard_error_was_connected_to_is_the_journal() {
         for stream in [None, Some("0:0"), Some(""), Some("nothing")] {
-            assert!(Journal::here(stream.map(OsStr::new)).is_none(), "{stream:?}");
+            assert!(JournalWriter::here(stream.map(OsStr::new)).is_none(), "{stream:?}");
         }
     }
 
@@ -274,7 +274,7 @@ mod tests {
         let journald = UnixDatagram::bind(&path).unwrap();
         let long = "ü".repeat(MAX_VALUE_BYTES);
         let lines = written(|| tracing::info!(%long, "{long}"));
-        Journal::at(&path).unwrap().write_all(&lines).unwrap();
+        JournalWriter::at(&path).unwrap().write_all(&lines).unwrap();
         let mut bytes = vec![0; 8 * MAX_VALUE_BYTES];
         let length = journald.recv(&mut bytes).unwrap();
         assert!((2 * MAX_VALUE_BYTES..4 * MAX_VALUE_BYTES).contains(&length), "{length}");

@@ -34,7 +34,7 @@ const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 pub(crate) struct LogWriter(Arc<LogWriterShared>);
 
 /// Report to the owner.
-pub(crate) enum Trouble<'a> {
+pub(crate) enum WriteTrouble<'a> {
     /// Lines cannot be written any more.
     Began(&'a io::Error),
     /// Lines can be written again; the number of lines that are missing in all.
@@ -47,13 +47,13 @@ struct LogWriterShared {
     lost: AtomicU64,
     /// Why lines cannot be written now.
     failing: Mutex<Option<String>>,
-    queue: Mutex<Queue>,
+    queue: Mutex<LineQueue>,
     pushed: Condvar,
     written: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct LineQueue {
     lines: usize,
     bytes: Vec<u8>,
     lost: u64,
@@ -66,7 +66,7 @@ struct Queue {
 }
 
 impl LogWriterShared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, LineQueue> {
         lock(&self.queue)
     }
 }
@@ -76,7 +76,7 @@ impl LogWriter {
     pub(crate) fn start(
         capacity: usize,
         out: impl Write + Send + 'static,
-        tell: impl FnMut(Trouble<'_>) + Send + 'static,
+        tell: impl FnMut(WriteTrouble<'_>) + Send + 'static,
     ) -> io::Result<Self> {
         let shared = Arc::new(LogWriterShared {
             capacity: capacity.max(1),
@@ -89,7 +89,7 @@ impl LogWriter {
         let taker = shared.clone();
         std::thread::Builder::new().name("log".to_owned()).spawn(move || {
             let mut spare = Vec::new();
-            let mut end = End { out, tell, torn: false, told: None };
+            let mut end = LogSink { out, tell, torn: false, told: None };
             loop {
                 write_next(&taker, &mut spare, &mut end);
             }
@@ -112,13 +112,13 @@ impl LogWriter {
         let mut queue = self.0.lock();
         queue.hurry = true;
         self.0.pushed.notify_one();
-        let pending = |queue: &mut Queue| queue.writing || queue.lines > 0;
+        let pending = |queue: &mut LineQueue| queue.writing || queue.lines > 0;
         drop(self.0.written.wait_timeout_while(queue, timeout, pending));
     }
 }
 
 /// Output of the thread.
-struct End<W, T> {
+struct LogSink<W, T> {
     out: W,
     tell: T,
     /// True if the last line was cut short.
@@ -127,7 +127,7 @@ struct End<W, T> {
     told: Option<Instant>,
 }
 
-impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
+impl<W: Write, T: FnMut(WriteTrouble<'_>)> LogSink<W, T> {
     fn write(&mut self, shared: &LogWriterShared, lines: &[u8]) {
         let mut done = 0;
         let written = self.pass(lines, &mut done);
@@ -136,7 +136,7 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
             Ok(()) => {
                 if failing.take().is_some() {
                     drop(failing);
-                    (self.tell)(Trouble::Ended(shared.lost.load(Ordering::Relaxed)));
+                    (self.tell)(WriteTrouble::Ended(shared.lost.load(Ordering::Relaxed)));
                 }
             }
             Err(error) => {
@@ -147,7 +147,7 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
                 drop(failing);
                 if first && self.told.is_none_or(|told| told.elapsed() > REPORT_INTERVAL) {
                     self.told = Some(Instant::now());
-                    (self.tell)(Trouble::Began(&error));
+                    (self.tell)(WriteTrouble::Began(&error));
                 }
             }
         }
@@ -173,10 +173,10 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
 }
 
 /// Writes the queued lines, or waits for some. `spare` is the buffer that is filled meanwhile.
-fn write_next<W: Write, T: FnMut(Trouble<'_>)>(
+fn write_next<W: Write, T: FnMut(WriteTrouble<'_>)>(
     shared: &LogWriterShared,
     spare: &mut Vec<u8>,
-    end: &mut End<W, T>,
+    end: &mut LogSink<W, T>,
 ) {
     let mut queue = shared.lock();
     while queue.lines == 0 {
@@ -185,7 +185,7 @@ fn write_next<W: Write, T: FnMut(Trouble<'_>)>(
         queue = shared.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
     }
     queue.rests = false;
-    let gathers = |queue: &mut Queue| !queue.hurry && queue.lines < shared.capacity / 2;
+    let gathers = |queue: &mut LineQueue| !queue.hurry && queue.lines < shared.capacity / 2;
     queue = match shared.pushed.wait_timeout_while(queue, GATHER_TIME, gathers) {
         Ok((queue, _)) => queue,
         Err(poisoned) => poisoned.into_inner().0,
@@ -343,10 +343,10 @@ mod tests {
         let (kept, left) = (Kept::default(), Arc::new(Mutex::new(7)));
         let told = Arc::new(Mutex::new(Vec::new()));
         let heard = told.clone();
-        let tell = move |trouble: Trouble<'_>| {
+        let tell = move |trouble: WriteTrouble<'_>| {
             heard.lock().unwrap().push(match trouble {
-                Trouble::Began(error) => error.kind().to_string(),
-                Trouble::Ended(lost) => format!("ended, {lost} lost"),
+                WriteTrouble::Began(error) => error.kind().to_string(),
+                WriteTrouble::Ended(lost) => format!("ended, {lost} lost"),
             });
         };
         let mut writer = LogWriter::start(100, Disk(kept.clone(), left.clone()), tell).unwrap();

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use warden_policies::defaults::Log;
 
-use crate::child_lines::Bare;
+use crate::child_lines::ChildLineFormat;
 use crate::config::log_filter::log_filter;
-use crate::exit::Failure;
-use crate::journal::{Journal, JournalFormat};
+use crate::exit::CommandError;
+use crate::journal::{JournalFormat, JournalWriter};
 use crate::log_writer::LogWriter;
 
 /// Limit of the last flush, longer than any reader needs that still reads.
@@ -40,9 +40,9 @@ pub(crate) fn lost() -> u64 {
 
 /// Starts logging. `bare`: the lines of the child unchanged, if we stand in for it. Only the first call in
 /// a process counts.
-pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
+pub(crate) fn init(log: &Log, bare: bool) -> Result<(), CommandError> {
     let mut filter =
-        log_filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
+        log_filter(&log.level).map_err(|problem| CommandError::usage(format!("log.level: {problem}"), ""))?;
     // The supervisor logs raw events, which we log as sentences: once is enough.
     let silent = ["warden_supervisor::view::event=off"]
         .into_iter()
@@ -51,13 +51,13 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
         filter = filter.add_directive(directive);
     }
     let stream = std::env::var_os("JOURNAL_STREAM");
-    let journal = if log.format == "text" { Journal::here(stream.as_deref()) } else { None };
+    let journal = if log.format == "text" { JournalWriter::here(stream.as_deref()) } else { None };
     let is_journal = journal.is_some();
     let out: Box<dyn io::Write + Send> =
         journal.map_or_else(|| Box::new(io::stderr()) as _, |journal| Box::new(journal) as _);
     // Nothing to report trouble to: if our log cannot be written, only the metrics show it.
     let writer = LogWriter::start(log.buffered_lines, out, |_| ())
-        .map_err(|problem| Failure::failed(format!("cannot start the thread of the log: {problem}")))?;
+        .map_err(|problem| CommandError::failed(format!("cannot start the thread of the log: {problem}")))?;
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(WRITER.get_or_init(|| writer).clone());
     let started = if is_journal {
@@ -68,7 +68,7 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
         use io::IsTerminal;
         let builder = builder.with_ansi(colours(io::stderr().is_terminal(), std::env::var_os("NO_COLOR")));
         if bare {
-            builder.event_format(Bare(tracing_subscriber::fmt::format())).try_init()
+            builder.event_format(ChildLineFormat(tracing_subscriber::fmt::format())).try_init()
         } else {
             builder.try_init()
         }

@@ -10,21 +10,21 @@ use std::io::{self, IsTerminal, Write};
 
 use warden_policies::secrets;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Prints a line of a result. Flushed, because programs wait for it.
-pub(crate) fn line(text: &str) -> Result<(), Failure> {
+pub(crate) fn line(text: &str) -> Result<(), CommandError> {
     write(&format!("{text}\n"))
 }
 
 /// Prints text of a result.
-pub(crate) fn write(text: &str) -> Result<(), Failure> {
+pub(crate) fn write(text: &str) -> Result<(), CommandError> {
     write_raw(&shown(text, io::stdout().is_terminal()))
 }
 
-fn write_raw(text: &str) -> Result<(), Failure> {
+fn write_raw(text: &str) -> Result<(), CommandError> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| Failure::Pipe)
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| CommandError::Pipe)
 }
 
 /// Replaces unsafe characters, if the text is for a terminal.
@@ -50,7 +50,7 @@ pub(crate) fn tame(line: &str) -> Cow<'_, str> {
 
 /// Prints a result that replaces the last one: on a terminal alone on the screen, else after it and an
 /// empty line.
-pub(crate) fn picture(text: &str) -> Result<(), Failure> {
+pub(crate) fn picture(text: &str) -> Result<(), CommandError> {
     if io::stdout().is_terminal() {
         // Writes from the top, clears each line to its end, and then the rest of the screen: no flicker.
         let text = tame(text);
@@ -61,10 +61,10 @@ pub(crate) fn picture(text: &str) -> Result<(), Failure> {
 }
 
 /// Prints a result for programs, without secrets: it may be kept and shared like any other.
-pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), CommandError> {
     let shown = serde_json::to_value(value).map(secrets::json);
     let text = shown.and_then(|shown| serde_json::to_string_pretty(&shown));
-    line(&text.map_err(|error| Failure::failed(format!("cannot write the result as JSON: {error}")))?)
+    line(&text.map_err(|error| CommandError::failed(format!("cannot write the result as JSON: {error}")))?)
 }
 
 /// Prints a line for people. Errors are ignored: without a reader nothing is lost.

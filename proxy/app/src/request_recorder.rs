@@ -19,14 +19,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Method;
 use warden_diagnose::Redactor;
-use warden_gateway::Recorder;
+use warden_gateway::BodyRecorder;
 use warden_policies::{ModelName, QuickMap, defaults};
 use warden_supervisor::{WorkKind, run_job};
 
 use crate::append;
 use crate::captures::CaptureStore;
 use crate::config::resolve::ResolvedConfig;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Lengths and times are private, too, so the file is not readable by everybody.
 const FILE_MODE: u32 = 0o600;
@@ -44,14 +44,14 @@ pub(crate) struct RecorderSet {
 
 impl RecorderSet {
     /// Opens the files of a configuration that are not open yet. Blocks.
-    pub(crate) fn open(&mut self, resolved: &ResolvedConfig) -> Result<(), Failure> {
+    pub(crate) fn open(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         let opened = open_all(self.missing(resolved), &self.captures)?;
         self.files.extend(opened);
         Ok(())
     }
 
     /// [`Self::open`] while we serve: on another thread and with a limit, because a disk may hang.
-    pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), Failure> {
+    pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let (missing, captures) = (self.missing(resolved), self.captures.clone());
         if missing.is_empty() {
@@ -59,12 +59,12 @@ impl RecorderSet {
         }
         let opening = run_job(WorkKind::Configuration, move || open_all(missing, &captures));
         let late = |_| {
-            Failure::failed(
+            CommandError::failed(
                 "the files of `record_requests` could not be opened in time: does their disk hang?",
             )
         };
         let opened = tokio::time::timeout(PATIENCE, opening).await.map_err(late)?;
-        self.files.extend(opened.map_err(|error| Failure::failed(error.to_string()))??);
+        self.files.extend(opened.map_err(|error| CommandError::failed(error.to_string()))??);
         Ok(())
     }
 
@@ -78,9 +78,9 @@ impl RecorderSet {
         self.captures.clone()
     }
 
-    pub(crate) fn of(&self, resolved: &ResolvedConfig) -> QuickMap<ModelName, Arc<dyn Recorder>> {
+    pub(crate) fn of(&self, resolved: &ResolvedConfig) -> QuickMap<ModelName, Arc<dyn BodyRecorder>> {
         let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
-        let open = |path: &PathBuf| Some(Arc::clone(self.files.get(path)?) as Arc<dyn Recorder>);
+        let open = |path: &PathBuf| Some(Arc::clone(self.files.get(path)?) as Arc<dyn BodyRecorder>);
         models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()
     }
 }
@@ -88,14 +88,14 @@ impl RecorderSet {
 fn open_all(
     paths: BTreeSet<PathBuf>,
     captures: &CaptureStore,
-) -> Result<Vec<(PathBuf, Arc<RequestRecorder>)>, Failure> {
+) -> Result<Vec<(PathBuf, Arc<RequestRecorder>)>, CommandError> {
     let numbers = &defaults().diagnose;
     let (body, most) = (numbers.recording_body.0, numbers.recording_bytes.0);
     let body = usize::try_from(body).unwrap_or(usize::MAX);
     let mut opened = Vec::new();
     for path in paths {
         let recorder = RequestRecorder::start(&path, body, most, captures.clone()).map_err(|error| {
-            Failure::hinted(
+            CommandError::hinted(
                 format!("cannot record requests to {}: {error}", path.display()),
                 "name a file in a directory that exists and that we may write to (`record_requests`)",
             )
@@ -150,7 +150,7 @@ impl RequestRecorder {
     }
 }
 
-impl Recorder for RequestRecorder {
+impl BodyRecorder for RequestRecorder {
     fn limit(&self) -> usize {
         self.body
     }
@@ -227,7 +227,7 @@ mod tests {
         }
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.starts_with(&format!("{}\n{}\n", line(1), &line(2)[..30])), "{text}");
-        let recording = warden_diagnose::Recording::read(&path).unwrap();
+        let recording = warden_diagnose::RequestRecording::read(&path).unwrap();
         assert_eq!((recording.len(), recording.torn()), (2, 1));
         let capture = captures.of("r-1").unwrap();
         assert!(text.ends_with(&format!("{}\n", capture.line)), "{capture:?}");

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use warden_patches::mitigation::{Advice, BuildFacts, Memory, Seen};
-use warden_patches::set::life::Standing;
-use warden_policies::growth::{Growth, GrowthBlame, Verdict};
-use warden_policies::{MemoryKind, Work};
+use warden_patches::mitigation::{BuildFacts, LeakAdvice, LeakMemory, ServerObservations};
+use warden_patches::set::life::FixStanding;
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth};
+use warden_policies::{MemoryKind, WorkDone};
 use warden_supervisor::{FleetView, ModelSpec};
 
-use crate::resolve::mitigations::{Mitigations, catalogue};
+use crate::resolve::mitigations::{ModelMitigations, catalogue};
 
 /// Maximum number of leaks to report. More candidates do not help an operator.
 const MAX_ADVICE: usize = 2;
@@ -19,7 +19,7 @@ const MIN_LIKELIHOOD: f64 = 0.2;
 
 /// Facts about a model's server that advice depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Server {
+pub struct AdvisedServer {
     /// Command line without the binary.
     pub args: Vec<String>,
     /// Names of the variables in the model's configuration.
@@ -33,20 +33,20 @@ pub struct Server {
     /// Names of active mitigations.
     pub mitigations: Vec<String>,
     /// States of fixes in its source: needed, superseded, harmful.
-    pub lives: Vec<(String, Standing)>,
+    pub lives: Vec<(String, FixStanding)>,
     /// Active mitigations as displayed, those of the user's own sets with their set.
     pub shown: Vec<String>,
 }
 
 /// Servers by the name of their model.
-pub type Servers = BTreeMap<String, Server>;
+pub type AdvisedServers = BTreeMap<String, AdvisedServer>;
 
-impl Server {
+impl AdvisedServer {
     /// Collects the facts from a resolved model. `inherited` are names of llama-warden's own variables.
     pub fn of(
         spec: &ModelSpec,
         facts: Option<&BuildFacts>,
-        mitigations: &Mitigations,
+        mitigations: &ModelMitigations,
         inherited: &Arc<[String]>,
     ) -> Self {
         let command = &spec.command;
@@ -77,29 +77,29 @@ impl Server {
 }
 
 /// States of fixes in the source of a build.
-pub fn lives(facts: Option<&BuildFacts>) -> Vec<(String, Standing)> {
+pub fn lives(facts: Option<&BuildFacts>) -> Vec<(String, FixStanding)> {
     let provenance = facts.and_then(|facts| facts.provenance.as_ref());
     provenance.map(|provenance| provenance.lives.clone()).unwrap_or_default()
 }
 
 /// The likeliest leaks for the memories of one process; empty while nothing looks like a leak.
 pub fn advise<'a>(
-    server: Option<&Server>,
-    work: Work,
-    growth: impl Iterator<Item = &'a Growth>,
-) -> Vec<Advice> {
-    let mut seen = Seen { images: work.images > 0, ..Seen::default() };
+    server: Option<&AdvisedServer>,
+    work: WorkDone,
+    growth: impl Iterator<Item = &'a SeriesGrowth>,
+) -> Vec<LeakAdvice> {
+    let mut seen = ServerObservations { images: work.images > 0, ..ServerObservations::default() };
     for one in growth {
-        let memory = if one.series == MemoryKind::Host { Memory::Host } else { Memory::Vram };
+        let memory = if one.series == MemoryKind::Host { LeakMemory::Host } else { LeakMemory::Vram };
         match one.verdict {
-            Verdict::Suspected | Verdict::Leaking => {
+            GrowthVerdict::Suspected | GrowthVerdict::Leaking => {
                 seen.grows.push(memory);
                 if let Some(GrowthBlame::Pays { unit, .. }) = &one.blame {
                     seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
                 }
             }
-            Verdict::Steady | Verdict::Bounded => seen.still.push(memory),
-            Verdict::Warming => {}
+            GrowthVerdict::Steady | GrowthVerdict::Bounded => seen.still.push(memory),
+            GrowthVerdict::Warming => {}
         }
     }
     if seen.grows.is_empty() {
@@ -121,7 +121,7 @@ pub fn advise<'a>(
 }
 
 /// Advice for each model of a fleet, from its worst process. Leaves out models without advice.
-pub fn advise_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, Vec<Advice>> {
+pub fn advise_fleet(servers: &AdvisedServers, view: &FleetView) -> BTreeMap<String, Vec<LeakAdvice>> {
     let mut all = BTreeMap::new();
     for model in &view.models {
         let name = model.name.as_str();
@@ -141,32 +141,35 @@ pub fn advise_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, Vec
 mod tests {
     use super::*;
     use warden_policies::GpuIndex;
-    use warden_policies::growth::Unit;
+    use warden_policies::growth::WorkUnit;
 
-    fn growth(series: MemoryKind, verdict: Verdict, unit: Option<Unit>) -> Growth {
-        Growth {
+    fn growth(series: MemoryKind, verdict: GrowthVerdict, unit: Option<WorkUnit>) -> SeriesGrowth {
+        SeriesGrowth {
             verdict,
             since_request: 1,
             blame: unit.map(|unit| GrowthBlame::Pays { unit, bytes_per_unit: 1.0, share: 1.0 }),
-            ..Growth::of(series)
+            ..SeriesGrowth::of(series)
         }
     }
 
     #[test]
     fn growth_per_image_on_cuda_names_the_graph_cache_until_it_is_capped() {
         let all = [
-            growth(MemoryKind::Host, Verdict::Leaking, Some(Unit::Image)),
-            growth(MemoryKind::Vram(GpuIndex(0)), Verdict::Leaking, None),
+            growth(MemoryKind::Host, GrowthVerdict::Leaking, Some(WorkUnit::Image)),
+            growth(MemoryKind::Vram(GpuIndex(0)), GrowthVerdict::Leaking, None),
         ];
-        let mut server =
-            Server { build: Some(10_587), backend: Some("cuda".to_owned()), ..Server::default() };
-        let told = advise(Some(&server), Work::default(), all.iter());
+        let mut server = AdvisedServer {
+            build: Some(10_587),
+            backend: Some("cuda".to_owned()),
+            ..AdvisedServer::default()
+        };
+        let told = advise(Some(&server), WorkDone::default(), all.iter());
         assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
         assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MAX_ADVICE);
         // Not advised for a fork whose source contains upstream's own limit, whatever its build number.
-        let life = warden_patches::set::life::Life {
+        let life = warden_patches::set::life::LifeStatement {
             is: warden_patches::set::life::LifeState::Superseded,
-            by: warden_patches::set::life::By::Source,
+            by: warden_patches::set::life::EvidenceKind::Source,
             text: "bounded by itself".to_owned(),
             first: String::new(),
             last: String::new(),
@@ -176,23 +179,23 @@ mod tests {
             hardware: String::new(),
             build: String::new(),
         };
-        let standing = Standing { is: life.is, by_source: true, because: vec![life] };
+        let standing = FixStanding { is: life.is, by_source: true, because: vec![life] };
         server.lives = vec![("graph-cache-cap".to_owned(), standing)];
-        let told = advise(Some(&server), Work::default(), all.iter());
+        let told = advise(Some(&server), WorkDone::default(), all.iter());
         assert!(!told[0].mitigations.contains(&"graph-cache-cap".to_owned()), "{told:?}");
         assert!(told[0].not_here[0].contains("superseded in this build: bounded by itself"), "{told:?}");
         server.lives.clear();
         server.mitigations = vec!["graph-cache-cap".to_owned()];
-        let told = advise(Some(&server), Work::default(), all.iter());
+        let told = advise(Some(&server), WorkDone::default(), all.iter());
         assert!(told.iter().all(|advice| !advice.leak.starts_with("cuda-graph")), "{told:?}");
     }
 
     #[test]
     fn what_does_not_grow_needs_no_advice() {
         let all = [
-            growth(MemoryKind::Host, Verdict::Bounded, None),
-            growth(MemoryKind::Vram(GpuIndex(0)), Verdict::Warming, None),
+            growth(MemoryKind::Host, GrowthVerdict::Bounded, None),
+            growth(MemoryKind::Vram(GpuIndex(0)), GrowthVerdict::Warming, None),
         ];
-        assert!(advise(None, Work::default(), all.iter()).is_empty());
+        assert!(advise(None, WorkDone::default(), all.iter()).is_empty());
     }
 }

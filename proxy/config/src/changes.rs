@@ -4,7 +4,7 @@
 use figment::value::{Dict, Value};
 
 use super::problem::dotted;
-use super::source::layers::Loaded;
+use super::source::layers::LoadedConfig;
 
 /// Differences between two configurations.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub struct ConfigChanges {
 }
 
 /// Compares two configurations. Ignores models that only one of them has.
-pub fn compare_loaded(old: &Loaded, new: &Loaded) -> ConfigChanges {
+pub fn compare_loaded(old: &LoadedConfig, new: &LoadedConfig) -> ConfigChanges {
     let (mut keys, mut models) = (Vec::new(), Vec::new());
     compare_tables(&mut Vec::new(), &old.merged, &new.merged, &mut keys);
     let shared: Vec<Vec<String>> =
@@ -65,13 +65,13 @@ fn compare_tables(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{Sources, load};
+    use crate::source::layers::{ConfigSources, load};
 
-    fn loaded(text: &str) -> Loaded {
+    fn loaded(text: &str) -> LoadedConfig {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, text).unwrap();
-        load(Sources { file: Some(file), ..Sources::default() }).unwrap()
+        load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
     }
 
     fn changed(old: &str, new: &str) -> Vec<String> {

@@ -6,19 +6,19 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use warden_gateway::Listing as Listed;
+use warden_gateway::ListingRules as Listed;
 
 use super::problem::ConfigProblem;
 use super::resolve::ConfigResolver;
 use super::schema;
 
 /// Maximum bytes of one model's fields as JSON, because every list of models contains them.
-const MOST_BYTES: usize = 16 << 10;
+const MAX_LISTING_BYTES: usize = 16 << 10;
 
 /// Description of a model in lists of models.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Listing {
+pub struct ModelListing {
     /// Display name, next to the name that requests use.
     pub name: Option<String>,
     /// Description of the model.
@@ -71,7 +71,7 @@ pub enum ContentModality {
     Audio,
 }
 
-impl Listing {
+impl ModelListing {
     /// Members of the model's entry in `/v1/models`.
     fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
@@ -137,12 +137,13 @@ impl Listing {
 
 impl ConfigResolver<'_> {
     /// Resolves the listing of a model for the gateway.
-    pub(super) fn listing(&mut self, name: &str, listing: &Listing) -> Listed {
+    pub(super) fn listing(&mut self, name: &str, listing: &ModelListing) -> Listed {
         let fields = listing.fields();
         let bytes = json!(fields).to_string().len();
-        if bytes > MOST_BYTES {
-            let message =
-                format!("model `{name}`: its `listing` has {bytes} bytes, at most {MOST_BYTES} are taken");
+        if bytes > MAX_LISTING_BYTES {
+            let message = format!(
+                "model `{name}`: its `listing` has {bytes} bytes, at most {MAX_LISTING_BYTES} are taken"
+            );
             let place = self.place(&["models", name, "listing"]);
             self.problems
                 .push(ConfigProblem::new(place, message).hint("each list of models has them: say less"));
@@ -159,7 +160,7 @@ mod tests {
     fn a_model_is_described_as_llama_swap_describes_it() {
         let text = "name = \" Big \"\ndescription = \"\"\ntags = [\"a\"]\nhidden = true\nmetadata = { size = 7, list = [1.5] }\n\
                     capabilities = { in = [\"text\", \"image\", \"audio\"], out = [\"text\"], tools = true, context = 4096 }";
-        let listing: Listing = toml::from_str(text).unwrap();
+        let listing: ModelListing = toml::from_str(text).unwrap();
         let wanted = json!({
             "name": "Big",
             "tags": ["a"],
@@ -170,6 +171,6 @@ mod tests {
             "meta": { "n_ctx": 4096, "llamaswap": { "size": 7, "list": [1.5] } },
         });
         assert_eq!(Value::Object(listing.fields()), wanted);
-        assert_eq!(Listing::default().fields(), Map::new());
+        assert_eq!(ModelListing::default().fields(), Map::new());
     }
 }

@@ -8,7 +8,7 @@ use warden_policies::ByteSize;
 
 /// Facts about this machine and process that a configuration depends on.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct HostMachine {
     /// Usable memory: the machine's, or the container's limit.
     pub memory: ByteSize,
     /// User id of this process.
@@ -25,7 +25,7 @@ pub struct Machine {
     pub env: Vec<(OsString, OsString)>,
 }
 
-impl Machine {
+impl HostMachine {
     /// Reads the facts from the environment and the kernel.
     pub fn read() -> Self {
         let info = rustix::system::sysinfo();

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use warden_builder::gguf::{self, Facts};
-use warden_policies::book::{Described, Shape};
+use warden_builder::gguf::{self, GgufFacts};
+use warden_policies::book::{GgufDescription, ModelShape};
 
 /// Size in bytes and modification time of a file.
-pub type Stamp = (u64, Option<SystemTime>);
+pub type ModelFileStamp = (u64, Option<SystemTime>);
 
 /// The facts from a model file that llama-warden uses.
 pub struct ModelFile {
@@ -20,24 +20,24 @@ pub struct ModelFile {
     /// The file has tensors. A file with only a vocabulary has none.
     pub has_tensors: bool,
     /// Shape for memory needs, or the reason why it is unknown.
-    pub shape: Result<Shape, String>,
+    pub shape: Result<ModelShape, String>,
 }
 
 impl ModelFile {
-    fn of(facts: Facts) -> Self {
+    fn of(facts: GgufFacts) -> Self {
         let architecture = facts.architecture().to_owned();
         let has_tensors = !facts.tensors.is_empty();
-        let described = Described {
+        let described = GgufDescription {
             architecture: architecture.clone(),
             numbers: facts.numbers,
             lengths: facts.lengths,
             tensors: facts.tensors.into_iter().map(|tensor| (tensor.name, tensor.bytes)).collect(),
         };
-        Self { texts: facts.texts, architecture, has_tensors, shape: Shape::of(&described) }
+        Self { texts: facts.texts, architecture, has_tensors, shape: ModelShape::of(&described) }
     }
 }
 
-type ModelFileCache = HashMap<PathBuf, (Stamp, Arc<ModelFile>)>;
+type ModelFileCache = HashMap<PathBuf, (ModelFileStamp, Arc<ModelFile>)>;
 
 static MODEL_FILE_CACHE: LazyLock<Mutex<ModelFileCache>> = LazyLock::new(Mutex::default);
 
@@ -45,7 +45,7 @@ static MODEL_FILE_CACHE: LazyLock<Mutex<ModelFileCache>> = LazyLock::new(Mutex::
 const MAX_CACHED_FILES: usize = 4096;
 
 /// Stamp of a file, which changes with its content.
-pub fn stamp(path: &Path) -> Option<Stamp> {
+pub fn stamp(path: &Path) -> Option<ModelFileStamp> {
     let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((facts.len(), facts.modified().ok()))
 }

@@ -5,22 +5,22 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use warden_gateway::{ModelRules, Name, RequestRules};
+use warden_gateway::{ModelRules, RequestRules, VirtualName};
 use warden_policies::ModelName;
 use warden_policies::modes::ChooseMode;
 use warden_supervisor::spec::RemoteSpec;
 
 use super::problem::ConfigProblem;
-use super::request::{PROMPTS, Request, TOKENS};
+use super::request::{PROMPT_PARAMETERS, RequestConfig, TOKEN_LIMIT_PARAMETERS};
 use super::resolve::ConfigResolver;
 use super::schema;
-use super::settings::Model;
+use super::settings::ModelConfig;
 
 /// A name for one of several models, or for a model with other request settings. A model's own name may be
 /// used, too, for that model alone.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Named {
+pub struct NameConfig {
     /// The models of the name, the best first. Required.
     pub models: Vec<String>,
     /// Which model answers a request. `loaded`: the first that is loaded, or else is loading, or else the
@@ -31,7 +31,7 @@ pub struct Named {
     pub choose: ChooseMode,
     /// Changes to requests under this name. They override the same settings in the model's own `request`.
     #[serde(default)]
-    pub request: Request,
+    pub request: RequestConfig,
 }
 
 impl ConfigResolver<'_> {
@@ -42,7 +42,7 @@ impl ConfigResolver<'_> {
         rules: &[Arc<ModelRules>],
         remotes: &[RemoteSpec],
         remote_rules: &[Arc<ModelRules>],
-    ) -> BTreeMap<String, Name> {
+    ) -> BTreeMap<String, VirtualName> {
         let loaded = self.loaded;
         let mut all = BTreeMap::new();
         for (name, named) in &loaded.settings.names {
@@ -84,14 +84,14 @@ impl ConfigResolver<'_> {
                 models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(**rules).clone() })));
             }
             if !models.is_empty() {
-                all.insert(name.clone(), Name { models, choose: named.choose });
+                all.insert(name.clone(), VirtualName { models, choose: named.choose });
             }
         }
         all
     }
 
     /// Models that are loaded together with a model (`with`).
-    pub(super) fn company(&mut self, name: &str, model: &Model) -> Vec<ModelName> {
+    pub(super) fn company(&mut self, name: &str, model: &ModelConfig) -> Vec<ModelName> {
         let loaded = self.loaded;
         let mut all = Vec::new();
         for other in &model.with {
@@ -149,8 +149,8 @@ fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
     };
     let says = |key: &String| {
         named(key)
-            || own.max_tokens.is_some() && TOKENS.contains(&key.as_str())
-            || own.system_prompt.is_some() && PROMPTS.contains(&key.as_str())
+            || own.max_tokens.is_some() && TOKEN_LIMIT_PARAMETERS.contains(&key.as_str())
+            || own.system_prompt.is_some() && PROMPT_PARAMETERS.contains(&key.as_str())
     };
     let rest = |all: &[(String, serde_json::Value)], more: &[(String, serde_json::Value)]| {
         all.iter().filter(|(key, _)| !says(key)).chain(more).cloned().collect()
@@ -163,8 +163,10 @@ fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
         system_prompt: own
             .system_prompt
             .clone()
-            .or_else(|| model.system_prompt.clone().filter(|_| !names_any(&PROMPTS))),
-        max_tokens: own.max_tokens.or_else(|| model.max_tokens.filter(|_| !names_any(&TOKENS))),
+            .or_else(|| model.system_prompt.clone().filter(|_| !names_any(&PROMPT_PARAMETERS))),
+        max_tokens: own
+            .max_tokens
+            .or_else(|| model.max_tokens.filter(|_| !names_any(&TOKEN_LIMIT_PARAMETERS))),
         fresh_seed: own.fresh_seed || model.fresh_seed,
     }
 }

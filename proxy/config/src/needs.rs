@@ -5,19 +5,20 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use warden_patches::mitigation::BuildFacts;
-use warden_policies::book::held::Held;
+use warden_policies::book::held::HeldMemory;
 use warden_policies::book::{
-    self, LaterMemory, Machine as Room, Measured, Misfit, Needs, Run, ServerBuild, Shape, Wanted,
+    self, FitError, LaterMemory, MachineCapacity as Room, MeasuredNeeds, MemoryNeeds, ModelShape,
+    PlacementRequest, ServerBuild, ServerRun,
 };
-use warden_policies::cooldown::working_set::{Shortfall, find_shortfalls};
+use warden_policies::cooldown::working_set::{BudgetShortfall, find_shortfalls};
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::{ByteSize, MemoryKind, Reason, loading};
-use warden_sensors::gpu::{Device, GpuVendor, Gpus};
-use warden_supervisor::spec::{Command, FallbackSpec, FleetConfig, ModelSpec};
+use warden_sensors::gpu::{GpuDevice, GpuSensors, GpuVendor};
+use warden_supervisor::spec::{FallbackSpec, FleetConfig, ModelSpec, ServerCommand};
 use warden_supervisor::{KnownMemory, has_gpu, known_memory};
 
-use super::machine::Machine;
-use super::problem::{ConfigProblem, Place};
+use super::machine::HostMachine;
+use super::problem::{ConfigPlace, ConfigProblem};
 use super::resolve::ResolvedConfig;
 use super::{arguments, model_files};
 
@@ -28,15 +29,15 @@ const VISIBLE_DEVICES_VARIABLES: [&str; 4] =
     [CUDA_DEVICES_VARIABLE, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
 
 /// Facts about a model before it is loaded.
-pub struct Known {
+pub struct ModelMemoryNeeds {
     /// Sizes and layers from the file.
-    pub shape: Shape,
+    pub shape: ModelShape,
     /// Settings from command line and environment.
-    pub run: Run,
+    pub run: ServerRun,
     /// Size of the projector in bytes.
     pub projector: u64,
     /// Host memory and VRAM in bytes.
-    pub needs: Needs,
+    pub needs: MemoryNeeds,
     /// The llama-server build that runs the model.
     pub server: ServerBuild,
     /// Memory that fills up later, on top of `needs`.
@@ -60,13 +61,13 @@ pub fn server_build(build: Option<&BuildFacts>, has_gpu: bool) -> ServerBuild {
     ServerBuild { has_gpu, is_cuda, number: build.and_then(|build| build.number) }
 }
 
-impl Known {
+impl ModelMemoryNeeds {
     /// Computes the needs of a command's model with this server.
     ///
     /// # Errors
     /// The command names no model file, or a file cannot be read.
     pub fn read(
-        command: &Command,
+        command: &ServerCommand,
         mut env: BTreeMap<String, String>,
         server: ServerBuild,
     ) -> Result<Self, String> {
@@ -77,7 +78,7 @@ impl Known {
         let file = model_file(&command.args, &env)?;
         let directory = command.directory.clone().unwrap_or_default();
         let shape = model_files::read(&directory.join(file))?.shape.clone()?;
-        let run = Run::of(&command.args, &env);
+        let run = ServerRun::of(&command.args, &env);
         let projector = run.projector.as_deref().map_or(Ok(0), |path| {
             let path = directory.join(path);
             let size = std::fs::metadata(&path).map(|facts| facts.len());
@@ -111,8 +112,8 @@ fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf
 
 /// Sets the needs of each model, as far as they are known. If a GPU does not report its memory, models that
 /// may run on GPUs stay unknown.
-pub fn fill(resolved: &mut ResolvedConfig, machine: &Machine) {
-    let gpus = Gpus::open();
+pub fn fill(resolved: &mut ResolvedConfig, machine: &HostMachine) {
+    let gpus = GpuSensors::open();
     let own = || gpus.devices().iter().filter(|gpu| !gpu.unified);
     let on_gpus = own().next().is_some();
     let tells = own().all(|gpu| gpu.total.is_some()) && (!has_gpu() || !gpus.devices().is_empty());
@@ -139,7 +140,7 @@ pub fn fill(resolved: &mut ResolvedConfig, machine: &Machine) {
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = selects_devices(&spec.command.args, &env, seen.is_some());
-        let known = Known::read(&spec.command, of_server.clone(), server);
+        let known = ModelMemoryNeeds::read(&spec.command, of_server.clone(), server);
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
         if says && named.is_empty() && spec.loading.gpus.is_empty() {
@@ -160,7 +161,7 @@ pub fn fill(resolved: &mut ResolvedConfig, machine: &Machine) {
         let mut command = spec.command.clone();
         if let Some(fallback) = &mut spec.fallback {
             command.args.extend(fallback.args.iter().cloned());
-            let known = Known::read(&command, of_server.clone(), server);
+            let known = ModelMemoryNeeds::read(&command, of_server.clone(), server);
             fallback.needs = known.ok().map(|known| known.needs);
         }
     }
@@ -183,24 +184,24 @@ pub fn fill(resolved: &mut ResolvedConfig, machine: &Machine) {
 /// Warns of budgets that are too small, judged by the recorded memory of the model's processes.
 fn small_budget_warnings(
     spec: &ModelSpec,
-    seen: &[Held],
+    seen: &[HeldMemory],
     total: impl Fn(MemoryKind) -> Option<u64>,
 ) -> Vec<ConfigProblem> {
     let found = find_shortfalls(&spec.recycle, seen, total);
-    let problem = |(series, reason, shortfall): (MemoryKind, Reason, Shortfall)| {
+    let problem = |(series, reason, shortfall): (MemoryKind, Reason, BudgetShortfall)| {
         let message = format!("model `{}`: {}", spec.name, shortfall.figures(series, reason));
-        ConfigProblem::new(Place::Nowhere, message).hint(shortfall.advice(reason))
+        ConfigProblem::new(ConfigPlace::Nowhere, message).hint(shortfall.advice(reason))
     };
     found.into_iter().map(problem).collect()
 }
 
 /// Memory in bytes of each GPU that has its own memory and reports its size.
-pub fn own_memory(gpus: &Gpus) -> Vec<u64> {
+pub fn own_memory(gpus: &GpuSensors) -> Vec<u64> {
     gpus.devices().iter().filter(|gpu| !gpu.unified).filter_map(|gpu| gpu.total).collect()
 }
 
 /// Memory available to models on a machine.
-pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::Numbers) -> Room {
+pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::LoadingConfig) -> Room {
     Room {
         host: numbers.left_of_host(host),
         gpus: gpus.iter().map(|bytes| numbers.left_of_gpu(*bytes)).collect(),
@@ -208,12 +209,12 @@ pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::Numbers) -> R
 }
 
 /// Explains why models do not fit together.
-pub fn why(misfit: &Misfit) -> String {
+pub fn why(misfit: &FitError) -> String {
     match misfit {
-        Misfit::Host { needed, there } => {
+        FitError::Host { needed, there } => {
             format!("{} of the host are needed, {} are there", ByteSize(*needed), ByteSize(*there))
         }
-        Misfit::Gpu { name, needed, left } => {
+        FitError::Gpu { name, needed, left } => {
             format!(
                 "`{name}` needs {}, and the GPUs that it may be on have {} left",
                 ByteSize(*needed),
@@ -226,24 +227,24 @@ pub fn why(misfit: &Misfit) -> String {
 /// Warns of impossible wishes: a model that is too large, or pinned models that do not fit together. They
 /// are started all the same, because the computed needs may be wrong.
 fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<ConfigProblem> {
-    let wanted: Vec<(Wanted, &ModelSpec)> = fleet
+    let wanted: Vec<(PlacementRequest, &ModelSpec)> = fleet
         .models
         .iter()
         .zip(seen)
         .filter_map(|(spec, seen)| {
             let loading::LoadSpec { needs, gpus, may_split, .. } = spec.loading.clone();
-            let needs = Needs { measured: Measured::of(&seen.held, &seen.worst), ..needs? };
-            Some((Wanted { name: spec.name.to_string(), needs, gpus, may_split }, &**spec))
+            let needs = MemoryNeeds { measured: MeasuredNeeds::of(&seen.held, &seen.worst), ..needs? };
+            Some((PlacementRequest { name: spec.name.to_string(), needs, gpus, may_split }, &**spec))
         })
         .collect();
     let mut problems = Vec::new();
     let mut told = |message: String, hint: &str| {
-        problems.push(ConfigProblem::new(Place::Nowhere, message).hint(hint));
+        problems.push(ConfigProblem::new(ConfigPlace::Nowhere, message).hint(hint));
     };
     for (one, spec) in &wanted {
         if let Err(misfit) = book::fit(room, &[one]) {
             if let Some(FallbackSpec { args, needs }) = &spec.fallback {
-                let less = needs.clone().map(|needs| Wanted { needs, ..one.clone() });
+                let less = needs.clone().map(|needs| PlacementRequest { needs, ..one.clone() });
                 if let Some(misfit) = less.and_then(|less| book::fit(room, &[&less]).err()) {
                     let message = format!(
                         "model `{}` does not fit on this machine even alone and with its fallback arguments ({}): {}",
@@ -263,7 +264,7 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
             told(message, "`llama-warden plan` says with which context it would fit");
         }
     }
-    let pinned: Vec<&Wanted> =
+    let pinned: Vec<&PlacementRequest> =
         wanted.iter().filter(|(_, spec)| spec.loading.pin).map(|(one, _)| one).collect();
     if pinned.len() > 1
         && let Err(misfit) = book::fit(room, &pinned)
@@ -273,7 +274,7 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
     }
     for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.with.is_empty()) {
         let company = wanted.iter().filter(|(_, other)| spec.loading.with.contains(&other.name));
-        let all: Vec<&Wanted> = company.map(|(other, _)| other).chain([one]).collect();
+        let all: Vec<&PlacementRequest> = company.map(|(other, _)| other).chain([one]).collect();
         // The loop above has already reported each model that does not fit alone.
         if all.iter().any(|one| book::fit(room, &[*one]).is_err()) {
             continue;
@@ -306,9 +307,9 @@ const DEVICE_FLAGS: [(&[&str], &str); 4] = [
 /// The GPUs that `CUDA_VISIBLE_DEVICES` allows, if its value is understood. Accepts prefixes of UUIDs.
 /// Accepts numbers if CUDA and the driver number the GPUs equally, because all are alike or a variable sets
 /// the order.
-fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>> {
+fn visible(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Vec<usize>> {
     let words = env.get(CUDA_DEVICES_VARIABLE)?;
-    let nvidia: Vec<&Device> = gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
+    let nvidia: Vec<&GpuDevice> = gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
     let by_place = env.get("CUDA_DEVICE_ORDER").is_some_and(|order| order == "PCI_BUS_ID")
         || nvidia.windows(2).all(|pair| pair[0].name == pair[1].name);
     let one = |word: &str| {
@@ -349,7 +350,7 @@ mod tests {
 
     #[test]
     fn the_gpus_that_the_environment_shows_are_known_where_its_words_are() {
-        let gpu = |index: u32, vendor, name: &str| Device {
+        let gpu = |index: u32, vendor, name: &str| GpuDevice {
             index: GpuIndex(index),
             vendor,
             name: name.to_owned(),
@@ -368,7 +369,7 @@ mod tests {
             let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
             pairs.collect::<BTreeMap<_, _>>()
         };
-        let seen = |words: &str, gpus: &[Device]| visible(&env(&[(CUDA_DEVICES_VARIABLE, words)]), gpus);
+        let seen = |words: &str, gpus: &[GpuDevice]| visible(&env(&[(CUDA_DEVICES_VARIABLE, words)]), gpus);
         assert_eq!(visible(&env(&[]), &alike), None);
         assert_eq!(seen("0", &alike), Some(vec![0]));
         assert_eq!(seen("1, 0", &alike), Some(vec![1, 0]));

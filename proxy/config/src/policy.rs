@@ -9,23 +9,23 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use warden_policies::defaults;
 use warden_policies::recycle::RecyclePolicy;
-use warden_policies::schedule::Windows;
+use warden_policies::schedule::DayWindows;
 use warden_policies::{ByteSize, MemoryLimit};
 
-use super::schema::{self, Of};
+use super::schema::{self, SectionSchema};
 
 /// Limits at which a backend is replaced, and the ways of replacement.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
-pub struct Policy {
+pub struct PolicyConfig {
     /// Budgets on anonymous host memory, including swapped pages.
     #[serde(default)]
     #[schemars(with = "HostKeys")]
-    pub host: Budgets,
+    pub host: BudgetPair,
     /// Budgets on VRAM, for each GPU separately.
     #[serde(default)]
     #[schemars(with = "VramKeys")]
-    pub vram: Budgets,
+    pub vram: BudgetPair,
     /// Replaced when quiet after this many requests.
     #[schemars(range(min = 1))]
     pub max_requests: Option<u64>,
@@ -37,24 +37,24 @@ pub struct Policy {
     /// budgets do not wait. Default: any time.
     #[serde(default)]
     #[schemars(schema_with = "schema::windows")]
-    pub only: Windows,
+    pub only: DayWindows,
     /// Limits and modes with defaults.
     #[serde(flatten)]
-    #[schemars(with = "Of<defaults::Recycle>")]
+    #[schemars(with = "SectionSchema<defaults::Recycle>")]
     pub common: defaults::Recycle,
 }
 
 /// A soft and a hard budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Budgets {
+pub struct BudgetPair {
     /// Above this size, the backend is replaced when quiet.
     pub soft: Option<MemoryLimit>,
     /// Above this size, the backend is drained at once.
     pub hard: Option<MemoryLimit>,
 }
 
-impl Policy {
+impl PolicyConfig {
     /// Converts the policy for decisions. Resolves percentages of the machine's memory if it is given;
     /// `auto` stays, because its value is known only when the backend has settled.
     pub fn recycle(&self, memory: Option<ByteSize>) -> RecyclePolicy {
@@ -75,7 +75,7 @@ fn resolved(limit: MemoryLimit, total: Option<ByteSize>) -> MemoryLimit {
     total.and_then(|total| limit.resolve(total)).map_or(limit, MemoryLimit::Bytes)
 }
 
-impl Budgets {
+impl BudgetPair {
     /// Describes the error if the hard budget is below the soft one. Does not compare a percentage of an
     /// unknown total with a size.
     pub fn order_error(self, total: Option<ByteSize>) -> Option<String> {
@@ -92,13 +92,13 @@ impl Budgets {
 /// Budgets over all backends together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Shared {
+pub struct SharedBudgetConfig {
     /// Anonymous host memory of all backends together.
     #[schemars(with = "SharedHostKeys")]
-    pub host: Budgets,
+    pub host: BudgetPair,
     /// VRAM of all backends together, on each GPU.
     #[schemars(with = "SharedVramKeys")]
-    pub vram: Budgets,
+    pub vram: BudgetPair,
 }
 
 /// The keys of `host` in a `policy`.

@@ -6,26 +6,26 @@ use std::path::Path;
 use figment::Figment;
 use figment::value::{Dict, Value};
 
-use super::policy::Policy;
-use super::problem::{ConfigProblem, ConfigProblems, Place};
+use super::policy::PolicyConfig;
+use super::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
 use super::schema;
 use super::schema::validate::validate_as;
-use super::source::layers::{Plain, Sources, file_layer, load, problem, written};
-use super::source::tree::Kind;
+use super::source::layers::{ConfigSources, MergedTable, file_layer, load, problem, written};
+use super::source::tree::ConfigValue;
 
 /// Reads a file with the keys of one model's `policy`, over the compiled-in defaults. Also accepts a file
 /// with a single table `[policy]`.
 ///
 /// # Errors
 /// The file cannot be read, or a key in it is wrong.
-pub fn load_policy(path: &Path) -> Result<Policy, ConfigProblems> {
-    let defaults = load(Sources::default())?.settings.defaults;
+pub fn load_policy(path: &Path) -> Result<PolicyConfig, ConfigProblems> {
+    let defaults = load(ConfigSources::default())?.settings.defaults;
     let beneath = match defaults.get("policy") {
         Some(Value::Dict(_, dict)) => dict.clone(),
         _ => Dict::new(),
     };
     let mut layer = file_layer(path)?;
-    if let Kind::Table(entries) = &layer.tree.kind
+    if let ConfigValue::Table(entries) = &layer.tree.kind
         && let [only] = entries.as_slice()
         && only.key == "policy"
     {
@@ -35,13 +35,13 @@ pub fn load_policy(path: &Path) -> Result<Policy, ConfigProblems> {
     let mut problems = validate_as(&mut tree, schema::policy(), &|byte| layer.place(byte));
     layer.tree = tree;
     if problems.is_empty() {
-        let merged = Figment::from(Plain(beneath)).merge(layer.clone());
+        let merged = Figment::from(MergedTable(beneath)).merge(layer.clone());
         let layers = [layer.clone()];
-        let policy: Policy = merged.extract().map_err(|error| problem(&layers, &error, &[]))?;
+        let policy: PolicyConfig = merged.extract().map_err(|error| problem(&layers, &error, &[]))?;
         for (memory, budgets) in [("host", policy.host), ("vram", policy.vram)] {
             let at = [memory.to_owned(), "hard".to_owned()];
             problems.extend(budgets.order_error(None).map(|wrong| {
-                let place = written(&layers, &at).unwrap_or(Place::Nowhere);
+                let place = written(&layers, &at).unwrap_or(ConfigPlace::Nowhere);
                 ConfigProblem::new(place, wrong)
                     .hint(format!("`{memory}.hard` has to be the larger of the two"))
             }));

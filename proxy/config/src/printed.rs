@@ -1,10 +1,10 @@
 //! Documentation pages with tables that tests generate. Each table is between a mark of its own and
-//! [`END`]. A test compares it with the generated text, or replaces it with `WARDEN_RENEW_DOCS=1`.
+//! [`TABLE_END_MARK`]. A test compares it with the generated text, or replaces it with `WARDEN_RENEW_DOCS=1`.
 
 use std::path::Path;
 
 /// Mark behind each table.
-pub use crate::schema::markdown::END;
+pub use crate::schema::markdown::TABLE_END_MARK;
 
 /// Replaces tables in a page. Each table comes with the mark before it, and includes both marks.
 ///
@@ -15,8 +15,9 @@ pub fn replaced(page: &str, tables: impl IntoIterator<Item = (String, String)>) 
     for (start, table) in tables {
         let shown = start.trim();
         let (before, rest) = page.split_once(&start).ok_or_else(|| format!("there is no `{shown}`"))?;
-        let (_, after) =
-            rest.split_once(END).ok_or_else(|| format!("the table behind `{shown}` has no end"))?;
+        let (_, after) = rest
+            .split_once(TABLE_END_MARK)
+            .ok_or_else(|| format!("the table behind `{shown}` has no end"))?;
         page = format!("{before}{table}{after}");
     }
     Ok(page)

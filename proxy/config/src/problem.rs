@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ConfigPlace {
     /// In a file.
     File {
         /// Path of the file.
@@ -23,7 +23,7 @@ pub enum Place {
     Nowhere,
 }
 
-impl Place {
+impl ConfigPlace {
     /// The place of a byte in a file.
     pub fn in_file(path: &Path, text: &str, byte: Option<usize>) -> Self {
         let line =
@@ -32,7 +32,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ConfigPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { path, line: 0 } => write!(f, "{}", path.display()),
@@ -49,7 +49,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
     /// Place of the faulty value.
-    pub place: Place,
+    pub place: ConfigPlace,
     /// Description, in a sentence.
     pub message: String,
     /// Advice.
@@ -58,7 +58,7 @@ pub struct ConfigProblem {
 
 impl ConfigProblem {
     /// Creates a problem without a hint.
-    pub fn new(place: Place, message: impl Into<String>) -> Self {
+    pub fn new(place: ConfigPlace, message: impl Into<String>) -> Self {
         Self { place, message: message.into(), hint: None }
     }
 

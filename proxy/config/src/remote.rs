@@ -10,12 +10,12 @@ use serde::Deserialize;
 use warden_gateway::ModelRules;
 use warden_policies::modes::OnDeath;
 use warden_policies::{ModelName, secrets};
-use warden_supervisor::Origin;
+use warden_supervisor::RemoteOrigin;
 use warden_supervisor::spec::RemoteSpec;
 
 use super::policy::optional_duration;
 use super::problem::ConfigProblem;
-use super::request::Request;
+use super::request::RequestConfig;
 use super::resolve::ConfigResolver;
 use super::schema;
 
@@ -44,7 +44,7 @@ pub struct RemoteModel {
     pub timeout: Option<Duration>,
     /// Changes to requests.
     #[serde(default)]
-    pub request: Request,
+    pub request: RequestConfig,
 }
 
 impl ConfigResolver<'_> {
@@ -66,7 +66,7 @@ impl ConfigResolver<'_> {
                 self.wrong(name, "timeout", "no answer comes in no time", "give it more, or leave it out");
             }
             let key = remote.key_file.as_ref().and_then(|path| self.key_of(name, path));
-            let origin = match Origin::parse(&remote.url, key.as_deref()) {
+            let origin = match RemoteOrigin::parse(&remote.url, key.as_deref()) {
                 Ok(origin) => Arc::new(origin),
                 Err(why) => {
                     let hint = "write it like `https://host/v1`";

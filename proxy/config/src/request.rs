@@ -7,12 +7,12 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
-use warden_policies::modes::Cancel;
+use warden_policies::modes::CancelMode;
 
-use super::problem::{ConfigProblem, Place, dotted};
+use super::problem::{ConfigPlace, ConfigProblem, dotted};
 use super::resolve::ConfigResolver;
 use super::schema;
-use super::settings::Model;
+use super::settings::ModelConfig;
 
 /// Parameters that no rule may change, because the answer would not fit the client's request.
 const FORBIDDEN_PARAMETERS: [(&str, &str); 2] = [
@@ -21,16 +21,16 @@ const FORBIDDEN_PARAMETERS: [(&str, &str); 2] = [
 ];
 
 /// Parameters for the maximum number of tokens, in the different interfaces.
-pub(super) const TOKENS: [&str; 4] =
+pub(super) const TOKEN_LIMIT_PARAMETERS: [&str; 4] =
     ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];
 
 /// Parameters to which `system_prompt` is added.
-pub(super) const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
+pub(super) const PROMPT_PARAMETERS: [&str; 4] = ["messages", "input", "instructions", "system"];
 
 /// Changes to requests.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct RequestConfig {
     /// Parameters that always get this value, whatever the client sends.
     #[serde(default)]
     #[schemars(schema_with = "schema::parameters")]
@@ -49,7 +49,7 @@ pub struct Request {
     /// `prepend` puts it in front, `replace` replaces the client's. Default: `"missing"`.
     #[serde(default)]
     #[schemars(schema_with = "schema::system_prompt_mode")]
-    pub system_prompt_mode: Mode,
+    pub system_prompt_mode: SystemPromptMode,
     /// Maximum number of generated tokens; also applies if the client sends none. Default: no limit.
     #[schemars(range(min = 1))]
     pub max_tokens: Option<u64>,
@@ -63,7 +63,7 @@ pub struct Request {
 /// Combination of the system prompt with the client's.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum SystemPromptMode {
     /// Use it if the client sends none.
     #[default]
     Missing,
@@ -73,19 +73,19 @@ pub enum Mode {
     Replace,
 }
 
-impl From<Mode> for SystemMode {
-    fn from(mode: Mode) -> Self {
+impl From<SystemPromptMode> for SystemMode {
+    fn from(mode: SystemPromptMode) -> Self {
         match mode {
-            Mode::Missing => Self::Missing,
-            Mode::Prepend => Self::Prepend,
-            Mode::Replace => Self::Replace,
+            SystemPromptMode::Missing => Self::Missing,
+            SystemPromptMode::Prepend => Self::Prepend,
+            SystemPromptMode::Replace => Self::Replace,
         }
     }
 }
 
 impl ConfigResolver<'_> {
     /// Resolves the rules of a model for the gateway.
-    pub(super) fn rules(&mut self, name: &str, model: &Model) -> ModelRules {
+    pub(super) fn rules(&mut self, name: &str, model: &ModelConfig) -> ModelRules {
         let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
         if model.upstream_model.as_ref().is_some_and(unfit) {
             let path = ["models", name, "upstream_model"].map(str::to_owned);
@@ -94,7 +94,7 @@ impl ConfigResolver<'_> {
             self.problems.push(problem.hint("write the name under which the backend knows the model"));
         }
         ModelRules {
-            assemble: model.run.cancel == Cancel::Assemble,
+            assemble: model.run.cancel == CancelMode::Assemble,
             on_death: model.run.on_death,
             loading: model.run.loading,
             request: self.request_rules(&["models", name], &model.request),
@@ -106,8 +106,8 @@ impl ConfigResolver<'_> {
     }
 
     /// Resolves the request rules written in this table.
-    pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &Request) -> RequestRules {
-        let mut problem = |place: Place, path: &[&str], message: &str, hint: &str| {
+    pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &RequestConfig) -> RequestRules {
+        let mut problem = |place: ConfigPlace, path: &[&str], message: &str, hint: &str| {
             let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
             self.problems
                 .push(ConfigProblem::new(place, format!("`{}`: {message}", dotted(&path))).hint(hint));
@@ -124,7 +124,7 @@ impl ConfigResolver<'_> {
                 let message = format!("`{key}` says what the request is, and stays the client's");
                 problem(place(&at), &at, &message, hint);
             }
-            if request.system_prompt.is_some() && PROMPTS.contains(&key) {
+            if request.system_prompt.is_some() && PROMPT_PARAMETERS.contains(&key) {
                 let message = format!("`{key}` is where `system_prompt` is put");
                 problem(place(&at), &at, &message, "keep one of them");
             }

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::*;
-use crate::machine::Machine;
+use crate::machine::HostMachine;
 use crate::resolve::resolve;
-use crate::source::layers::{Sources, load};
+use crate::source::layers::{ConfigSources, load};
 
 fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
     let dir = tempfile::tempdir().unwrap();
@@ -13,8 +13,8 @@ fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
     std::fs::write(&model, "GGUF").unwrap();
     let model = format!("model = {:?}", model.to_str().unwrap());
     std::fs::write(&file, text.replace("FILE", &model)).unwrap();
-    let machine = Machine::read();
-    let loaded = load(Sources { file: Some(file), ..Sources::default() });
+    let machine = HostMachine::read();
+    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() });
     let resolved = loaded.and_then(|loaded| resolve(&loaded, &machine, false));
     let told = |problems: crate::problem::ConfigProblems| {
         let told = problems

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use warden_policies::{ByteSize, MemoryLimit};
 
-use super::machine::Machine;
+use super::machine::HostMachine;
 use super::problem::ConfigProblems;
 use super::resolve::{ResolvedConfig, resolve};
-use super::source::layers::{Sources, load};
+use super::source::layers::{ConfigSources, load};
 
 fn samples(folder: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples").join(folder);
@@ -32,8 +32,8 @@ pub(super) fn redacted(text: &str, dir: &Path) -> String {
 }
 
 fn read(file: &Path) -> Result<ResolvedConfig, ConfigProblems> {
-    let loaded = load(Sources { file: Some(file.to_owned()), ..Sources::default() })?;
-    let mut machine = Machine::read();
+    let loaded = load(ConfigSources { file: Some(file.to_owned()), ..ConfigSources::default() })?;
+    let mut machine = HostMachine::read();
     machine.env.clear();
     // Fix the memory: the samples compare percentages with sizes, so results would depend on the machine.
     machine.memory = ByteSize(24 << 30);

@@ -14,34 +14,34 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_policies::defaults;
 
-use super::listing::Listing;
-use super::named::Named;
-use super::policy::{Policy, Shared, optional_duration};
+use super::listing::ModelListing;
+use super::named::NameConfig;
+use super::policy::{PolicyConfig, SharedBudgetConfig, optional_duration};
 use super::remote::RemoteModel;
-use super::request::Request;
-use super::schema::{self, AllModels, Of, One};
+use super::request::RequestConfig;
+use super::schema::{self, AllModels, NamedTable, SectionSchema};
 
 /// All settings except those of single models.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct ConfigSettings {
     /// Public listener, and limits for clients.
-    #[schemars(with = "Of<defaults::Server>")]
+    #[schemars(with = "SectionSchema<defaults::Server>")]
     pub server: defaults::Server,
     /// Admin routes: status, restart, logs, metrics.
     #[serde(default)]
-    pub admin: Admin,
+    pub admin: AdminSettings,
     /// Directories.
     #[serde(default)]
     pub paths: PathSettings,
     /// Log of llama-warden.
-    #[schemars(with = "Of<defaults::Log>")]
+    #[schemars(with = "SectionSchema<defaults::Log>")]
     pub log: defaults::Log,
     /// The connection to a backend.
-    #[schemars(with = "Of<defaults::Upstream>")]
+    #[schemars(with = "SectionSchema<defaults::Upstream>")]
     pub upstream: defaults::Upstream,
     /// Readings of memory and GPUs.
-    #[schemars(with = "Of<defaults::Sensors>")]
+    #[schemars(with = "SectionSchema<defaults::Sensors>")]
     pub sensors: defaults::Sensors,
     /// Detector of growing memory; has no public keys.
     #[schemars(skip)]
@@ -56,56 +56,56 @@ pub struct Settings {
     #[schemars(skip)]
     pub series: defaults::Series,
     /// Detection of a backend that runs but does not work.
-    #[schemars(with = "Of<defaults::Health>")]
+    #[schemars(with = "SectionSchema<defaults::Health>")]
     pub health: defaults::Health,
     /// Budgets over all backends: for the machine, and for each GPU.
     #[serde(default)]
-    pub shared: Shared,
+    pub shared: SharedBudgetConfig,
     /// Child processes.
-    #[schemars(with = "Of<defaults::Child>")]
+    #[schemars(with = "SectionSchema<defaults::Child>")]
     pub child: defaults::Child,
     /// Loading and unloading of models.
-    #[schemars(with = "Of<defaults::Loading>")]
+    #[schemars(with = "SectionSchema<defaults::Loading>")]
     pub loading: defaults::Loading,
     /// Builds of llama-server.
-    #[schemars(with = "Of<defaults::Build>")]
+    #[schemars(with = "SectionSchema<defaults::Build>")]
     pub build: defaults::Build,
     /// Experiments with fresh servers: `llama-warden diagnose`.
-    #[schemars(with = "Of<defaults::Diagnose>")]
+    #[schemars(with = "SectionSchema<defaults::Diagnose>")]
     pub diagnose: defaults::Diagnose,
     /// Conditions under which one build may replace another.
-    #[schemars(with = "Of<defaults::Proof>")]
+    #[schemars(with = "SectionSchema<defaults::Proof>")]
     pub proof: defaults::Proof,
     /// Updates of llama-server: `llama-warden update`.
-    #[schemars(with = "Of<defaults::Update>")]
+    #[schemars(with = "SectionSchema<defaults::Update>")]
     pub update: defaults::Update,
     /// Traces of requests, for an OpenTelemetry collector.
-    #[schemars(with = "Of<defaults::Telemetry>")]
+    #[schemars(with = "SectionSchema<defaults::Telemetry>")]
     pub telemetry: defaults::Telemetry,
     /// Answers to probes, collectors and load balancers, for several instances.
-    #[schemars(with = "Of<defaults::Probe>")]
+    #[schemars(with = "SectionSchema<defaults::Probe>")]
     pub probe: defaults::Probe,
     /// Settings for all models; a model's own settings override them.
     #[schemars(with = "AllModels")]
     pub defaults: Dict,
     /// Models, by the name that clients use.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, One<Model>>")]
+    #[schemars(with = "BTreeMap<String, NamedTable<ModelConfig>>")]
     pub models: BTreeMap<String, Dict>,
     /// Models served by remote endpoints, by the name that clients use.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, One<RemoteModel>>")]
+    #[schemars(with = "BTreeMap<String, NamedTable<RemoteModel>>")]
     pub remotes: BTreeMap<String, RemoteModel>,
     /// Names for one of several models, or for a model with other request settings.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, One<Named>>")]
-    pub names: BTreeMap<String, Named>,
+    #[schemars(with = "BTreeMap<String, NamedTable<NameConfig>>")]
+    pub names: BTreeMap<String, NameConfig>,
 }
 
 /// Admin routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Admin {
+pub struct AdminSettings {
     /// Unix socket of the admin routes. Default: `admin.sock` in the instance's private directory.
     #[schemars(schema_with = "schema::path")]
     pub socket: Option<PathBuf>,
@@ -147,7 +147,7 @@ pub struct PathSettings {
 /// Settings of a model, merged with the defaults for all models. Keys that only a single model can have are
 /// in [`schema::SINGLE_MODEL_KEYS`].
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-pub struct Model {
+pub struct ModelConfig {
     /// Model file, short for `-m` in `args`. Relative to the configuration file.
     #[schemars(schema_with = "schema::path")]
     pub model: Option<PathBuf>,
@@ -189,11 +189,11 @@ pub struct Model {
     pub aliases: Vec<String>,
     /// Description of the model in lists of models.
     #[serde(default)]
-    #[schemars(with = "Listing")]
-    pub listing: Listing,
+    #[schemars(with = "ModelListing")]
+    pub listing: ModelListing,
     /// Limits and modes with defaults.
     #[serde(flatten)]
-    #[schemars(with = "Of<defaults::Model>")]
+    #[schemars(with = "SectionSchema<defaults::Model>")]
     pub run: defaults::Model,
     /// File to record requests in, one JSON object per line, for `llama-warden diagnose --replay FILE`.
     /// Relative to the configuration file. Texts are replaced by others of the same length, images by
@@ -223,20 +223,20 @@ pub struct Model {
     #[schemars(with = "Vec<String>")]
     pub with: Vec<String>,
     /// Queue in front of the model.
-    #[schemars(with = "Of<defaults::Queue>")]
+    #[schemars(with = "SectionSchema<defaults::Queue>")]
     pub queue: defaults::Queue,
     /// Handling of requests that kill their server.
-    #[schemars(with = "Of<defaults::Quarantine>")]
+    #[schemars(with = "SectionSchema<defaults::Quarantine>")]
     pub quarantine: defaults::Quarantine,
     /// Start, probe, drain, stop.
-    #[schemars(with = "Of<defaults::Lifecycle>")]
+    #[schemars(with = "SectionSchema<defaults::Lifecycle>")]
     pub lifecycle: defaults::Lifecycle,
     /// Replacement of processes, and reaction to growing memory.
-    pub policy: Policy,
+    pub policy: PolicyConfig,
     /// Changes to requests before the model gets them.
     #[serde(default)]
-    #[schemars(with = "Request")]
-    pub request: Request,
+    #[schemars(with = "RequestConfig")]
+    pub request: RequestConfig,
     /// Model name for the backend in place of the client's, for a backend that evaluates it, such as a
     /// llama-server with several models. Replaces `model` in the body, the form and the query; everything
     /// else stays. Default: the client's name.

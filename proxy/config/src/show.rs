@@ -9,11 +9,11 @@ use figment::value::{Dict, Value};
 
 use warden_policies::secrets;
 
-use super::machine::Machine;
-use super::problem::{Place, dotted, quoted};
+use super::machine::HostMachine;
+use super::problem::{ConfigPlace, dotted, quoted};
 use super::resolve::mitigations::explain_mitigations;
 use super::schema::compiled_in;
-use super::source::layers::Loaded;
+use super::source::layers::LoadedConfig;
 
 /// Order of the sections, most important first. Those about models come last.
 const SECTION_ORDER: [&str; 17] = [
@@ -38,23 +38,23 @@ const SECTION_ORDER: [&str; 17] = [
 
 /// The configuration kept for display.
 #[derive(Clone)]
-pub struct Kept {
+pub struct DisplayedConfig {
     /// Configuration as written.
-    pub loaded: Arc<Loaded>,
+    pub loaded: Arc<LoadedConfig>,
     /// Machine on which it was read.
-    pub machine: Arc<Machine>,
+    pub machine: Arc<HostMachine>,
     /// Changed sections that take effect at the next start of llama-warden.
     pub pending: Vec<&'static str>,
 }
 
 /// Omits the configuration, which contains secrets.
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for DisplayedConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Kept({:?})", self.pending)
     }
 }
 
-impl Kept {
+impl DisplayedConfig {
     /// Prints the configuration without its secrets.
     pub fn text(&self) -> String {
         show(&self.loaded, &self.machine, false)
@@ -62,7 +62,7 @@ impl Kept {
 }
 
 /// Prints the whole configuration; `reveal` includes secrets.
-pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
+pub fn show(loaded: &LoadedConfig, machine: &HostMachine, reveal: bool) -> String {
     let mut text = String::new();
     let shown = ConfigPrinter { loaded, reveal };
     for section in SECTION_ORDER.iter().filter(|section| **section != "models") {
@@ -92,7 +92,7 @@ pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
 
 /// Prints the effective directories, configured or default. The default socket directory is that of this
 /// instance.
-fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
+fn paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) {
     text.push_str("\n[paths]\n");
     let Ok(dirs) = loaded.dirs(machine) else {
         text.push_str("# none: there is no home directory to put them in\n");
@@ -109,10 +109,10 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
         let place = loaded.place(&["paths".to_owned(), key.to_owned()]);
         let dir = toml_edit::Value::from(dir.to_string_lossy().into_owned()).to_string();
         let line = match place {
-            Place::Nowhere if key == "runtime_dir" => {
+            ConfigPlace::Nowhere if key == "runtime_dir" => {
                 format!("# {key}: a new directory for each instance, like {dir}\n")
             }
-            Place::Nowhere => format!("{key} = {dir}  # {}\n", Place::Default),
+            ConfigPlace::Nowhere => format!("{key} = {dir}  # {}\n", ConfigPlace::Default),
             place => format!("{key} = {dir}  # {place}\n"),
         };
         text.push_str(&line);
@@ -129,12 +129,12 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
 }
 
 /// Prints the compiled-in numbers that are set.
-fn print_internal(text: &mut String, loaded: &Loaded) {
+fn print_internal(text: &mut String, loaded: &LoadedConfig) {
     let mut last = "";
     for (section, home, name) in compiled_in::settable() {
         let path: Vec<String> = home.into_iter().chain([name.to_owned()]).collect();
         let place = loaded.place(&path);
-        let Some(value) = loaded.value(&path).filter(|_| place != Place::Default) else { continue };
+        let Some(value) = loaded.value(&path).filter(|_| place != ConfigPlace::Default) else { continue };
         if section != last {
             text.extend(["\n[", compiled_in::INTERNAL, ".", section, "]\n"]);
             last = section;
@@ -146,7 +146,7 @@ fn print_internal(text: &mut String, loaded: &Loaded) {
 
 /// The configuration to print, with the treatment of secrets.
 struct ConfigPrinter<'a> {
-    loaded: &'a Loaded,
+    loaded: &'a LoadedConfig,
     reveal: bool,
 }
 
@@ -209,7 +209,7 @@ fn table(text: &mut String, shown: &ConfigPrinter<'_>, path: &[String], dict: &D
         text.extend(["[", &dotted(path), "]\n"]);
         for (line, place) in lines {
             let comment = match place {
-                Place::Nowhere => String::new(),
+                ConfigPlace::Nowhere => String::new(),
                 place => format!("  # {place}"),
             };
             text.extend([
@@ -251,7 +251,7 @@ fn toml_value(value: &Value) -> toml_edit::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{FlagSetting, Sources, load};
+    use crate::source::layers::{ConfigSources, FlagSetting, load};
 
     #[test]
     fn secrets_are_hidden_by_name_and_by_look_until_they_are_wanted() {
@@ -264,8 +264,8 @@ mod tests {
              request.set = {{ user = \"{token}\" }}\n"
         );
         std::fs::write(&file, text).unwrap();
-        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
-        let mut machine = Machine::read();
+        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+        let mut machine = HostMachine::read();
         machine.env.clear();
         let hidden = show(&loaded, &machine, false);
         for secret in ["hush", token, "shh", "hushed", "pw@"] {
@@ -289,8 +289,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("w.toml");
         std::fs::write(&file, "[paths]\nstate_dir = \"mine\"\n").unwrap();
-        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap();
-        let mut machine = Machine::read();
+        let loaded = load(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
+        let mut machine = HostMachine::read();
         machine.env = vec![("XDG_DATA_HOME".into(), "/data".into()), ("HOME".into(), "/home/me".into())];
         let shown = show(&loaded, &machine, false);
         for line in [
@@ -310,21 +310,21 @@ mod tests {
         let text = "[server]\nport = 9000\n[models.\"a b\"]\nargs = [\"-c\", \"1\"]\nenv = { X = \"1\" }\npolicy.host.soft = \"1GiB\"\n\
                     mitigations = [\"no-cuda-graphs\", \"cache-ram=64\", \"no-swa-full\", \"cache-rum\"]\n";
         std::fs::write(&file, text).unwrap();
-        let loaded = load(Sources {
+        let loaded = load(ConfigSources {
             file: Some(file.clone()),
             env: vec![("LLAMA_WARDEN_LOG__FORMAT".into(), "json".into())],
             flags: vec![FlagSetting::raw("--host", &["server", "host"], "::1")],
-            ..Sources::default()
+            ..ConfigSources::default()
         })
         .unwrap();
-        let mut machine = Machine::read();
+        let mut machine = HostMachine::read();
         machine.env = vec![("HOME".into(), "/home/me".into())];
         (machine.uid, machine.pid) = (1000, 4711);
         let shown = show(&loaded, &machine, false);
         insta::assert_snapshot!(crate::samples_tests::redacted(&shown, dir.path()));
         let again = dir.path().join("again.toml");
         std::fs::write(&again, &shown).unwrap();
-        let again = load(Sources { file: Some(again), ..Sources::default() }).unwrap();
+        let again = load(ConfigSources { file: Some(again), ..ConfigSources::default() }).unwrap();
         assert_eq!(again.settings.server.port, 9000);
         assert_eq!(again.models[0].1.args, ["-c", "1"]);
     }
@@ -335,10 +335,10 @@ mod tests {
         let file = dir.path().join("w.toml");
         let text = "[internal.growth]\nhost_effect = \"1MiB\"\n[internal.lifecycle]\nfailures_told = 9\n[models.a]\n";
         std::fs::write(&file, text).unwrap();
-        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap();
+        let loaded = load(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
         assert_eq!(loaded.settings.growth.host_effect.0, 1 << 20);
         assert_eq!(loaded.models[0].1.lifecycle.failures_told, 9);
-        let shown = show(&loaded, &Machine::read(), false);
+        let shown = show(&loaded, &HostMachine::read(), false);
         let place = format!("  # {}", file.display());
         let wanted = format!(
             "\n[internal.growth]\nhost_effect = \"1MiB\"{place}:2\n\n[internal.lifecycle]\nfailures_told = 9{place}:4\n"
@@ -349,7 +349,7 @@ mod tests {
         }
         let again = dir.path().join("again.toml");
         std::fs::write(&again, &shown).unwrap();
-        let again = load(Sources { file: Some(again), ..Sources::default() }).unwrap();
+        let again = load(ConfigSources { file: Some(again), ..ConfigSources::default() }).unwrap();
         assert_eq!(again.settings.growth.host_effect.0, 1 << 20);
     }
 }

@@ -11,23 +11,23 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::Fleet;
 
-use crate::backend::backends::Backends;
-use crate::backend::upstream::Upstream;
-use crate::body::budget::Budget;
+use crate::backend::backends::LeaseProvider;
+use crate::backend::upstream::UpstreamContext;
+use crate::body::budget::BodyBudget;
 use crate::body::fingerprint::FingerprintKey;
 use crate::client::accept::ConnectionAcceptor;
 use crate::client::error::GatewayError;
-use crate::client::listener::Listener;
-use crate::client::tls_files::Tls;
+use crate::client::listener::GatewayListener;
+use crate::client::tls_files::TlsState;
 use crate::clock;
 use crate::config::GatewayConfig;
-use crate::inward::{self, Inward};
-use crate::live::Control;
-use crate::observe::{Gauges, Observer};
-use crate::page::Page;
-use crate::pulse::{Pulse, Question};
-use crate::requests::Requests;
-use crate::shared::Shared;
+use crate::inward::{self, InwardConnector};
+use crate::live::GatewayControl;
+use crate::observe::{GatewayGauges, GatewayObserver};
+use crate::page::OperatorPage;
+use crate::pulse::{GatewayPulse, PulseQuestion};
+use crate::requests::RequestRegistry;
+use crate::shared::GatewayShared;
 use crate::workers::{self, WorkerThreads};
 
 /// The data plane, which serves clients.
@@ -35,13 +35,13 @@ use crate::workers::{self, WorkerThreads};
 pub struct Gateway;
 
 impl Gateway {
-    /// Opens the listening sockets. Clients can connect from now on, and are served once [`Bound::serve`]
+    /// Opens the listening sockets. Clients can connect from now on, and are served once [`BoundGateway::serve`]
     /// runs.
     ///
     /// # Errors
     ///
     /// An address cannot be listened on, or the certificate, the keys or the list of hosts is unusable.
-    pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
+    pub async fn bind(config: GatewayConfig) -> Result<BoundGateway, GatewayError> {
         Self::bind_or_adopt(config, Vec::new()).await
     }
 
@@ -54,33 +54,33 @@ impl Gateway {
     pub async fn bind_or_adopt(
         config: GatewayConfig,
         sockets: Vec<std::net::TcpListener>,
-    ) -> Result<Bound, GatewayError> {
-        let tls = config.tls().map(|files| Tls::load(files, config.server.h2)).transpose()?;
+    ) -> Result<BoundGateway, GatewayError> {
+        let tls = config.tls().map(|files| TlsState::load(files, config.server.h2)).transpose()?;
         let listener = if sockets.is_empty() {
-            Listener::open(&config.server.host, config.server.port).await?
+            GatewayListener::open(&config.server.host, config.server.port).await?
         } else {
-            Listener::adopt(sockets).map_err(GatewayError::Given)?
+            GatewayListener::adopt(sockets).map_err(GatewayError::Given)?
         };
-        Bound::new(config, tls.map(Arc::new), listener)
+        BoundGateway::new(config, tls.map(Arc::new), listener)
     }
 
-    /// Like [`Self::bind`], with the listening sockets of another instance ([`Bound::sockets`]), to which
+    /// Like [`Self::bind`], with the listening sockets of another instance ([`BoundGateway::sockets`]), to which
     /// clients continue to connect.
     ///
     /// # Errors
     ///
     /// A socket is unusable, or as [`Gateway::bind`].
-    pub fn inherit(config: GatewayConfig, sockets: Vec<OwnedFd>) -> Result<Bound, GatewayError> {
-        let tls = config.tls().map(|files| Tls::load(files, config.server.h2)).transpose()?;
-        let listener =
-            Listener::adopt(sockets.into_iter().map(Into::into).collect()).map_err(GatewayError::Inherit)?;
-        Bound::new(config, tls.map(Arc::new), listener)
+    pub fn inherit(config: GatewayConfig, sockets: Vec<OwnedFd>) -> Result<BoundGateway, GatewayError> {
+        let tls = config.tls().map(|files| TlsState::load(files, config.server.h2)).transpose()?;
+        let listener = GatewayListener::adopt(sockets.into_iter().map(Into::into).collect())
+            .map_err(GatewayError::Inherit)?;
+        BoundGateway::new(config, tls.map(Arc::new), listener)
     }
 }
 
 /// Tokens that end a gateway.
 #[derive(Clone, Debug, Default)]
-pub struct Ends {
+pub struct StopTokens {
     /// Stops the gateway: it accepts only connections made by then, answers requests sent by then, closes
     /// idle connections, and lets running requests finish.
     pub stop: CancellationToken,
@@ -91,37 +91,41 @@ pub struct Ends {
 }
 
 /// A gateway that listens.
-pub struct Bound {
+pub struct BoundGateway {
     config: GatewayConfig,
-    listener: Listener,
+    listener: GatewayListener,
     workers: WorkerThreads,
-    gauges: Arc<Gauges>,
-    control: Control,
-    requests: Requests,
-    tls: Option<Arc<Tls>>,
-    page: Option<Arc<dyn Page>>,
-    pulse: Pulse,
-    asked: UnboundedReceiver<Question>,
-    inward: Inward,
+    gauges: Arc<GatewayGauges>,
+    control: GatewayControl,
+    requests: RequestRegistry,
+    tls: Option<Arc<TlsState>>,
+    page: Option<Arc<dyn OperatorPage>>,
+    pulse: GatewayPulse,
+    asked: UnboundedReceiver<PulseQuestion>,
+    inward: InwardConnector,
     from_inside: UnboundedReceiver<TcpStream>,
     begun: CancellationToken,
 }
 
-impl std::fmt::Debug for Bound {
+impl std::fmt::Debug for BoundGateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Bound").field("listener", &self.listener).finish_non_exhaustive()
     }
 }
 
-impl Bound {
-    fn new(config: GatewayConfig, tls: Option<Arc<Tls>>, listener: Listener) -> Result<Self, GatewayError> {
+impl BoundGateway {
+    fn new(
+        config: GatewayConfig,
+        tls: Option<Arc<TlsState>>,
+        listener: GatewayListener,
+    ) -> Result<Self, GatewayError> {
         let threads = workers::threads(config.server.threads);
         let workers =
             WorkerThreads::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
-        let (gauges, control) = (Arc::default(), Control::default());
-        let requests = Requests::new(workers.len());
-        let (pulse, asked) = Pulse::new(workers.askers());
-        let (inward, from_inside) = Inward::new();
+        let (gauges, control) = (Arc::default(), GatewayControl::default());
+        let requests = RequestRegistry::new(workers.len());
+        let (pulse, asked) = GatewayPulse::new(workers.askers());
+        let (inward, from_inside) = InwardConnector::new();
         let begun = CancellationToken::new();
         begun.cancel();
         let page = None;
@@ -162,28 +166,28 @@ impl Bound {
     }
 
     /// Returns the gauges of current activity.
-    pub fn gauges(&self) -> Arc<Gauges> {
+    pub fn gauges(&self) -> Arc<GatewayGauges> {
         self.gauges.clone()
     }
 
     /// Returns the handle for changing settings while it serves.
-    pub fn control(&self) -> Control {
+    pub fn control(&self) -> GatewayControl {
         self.control.clone()
     }
 
     /// Returns the requests in flight and the last ended ones.
-    pub fn requests(&self) -> Requests {
+    pub fn requests(&self) -> RequestRegistry {
         self.requests.clone()
     }
 
     /// Returns the handle that checks whether its event loops respond, once it serves.
-    pub fn pulse(&self) -> Pulse {
+    pub fn pulse(&self) -> GatewayPulse {
         self.pulse.clone()
     }
 
     /// Returns the handle for connecting to the gateway from within, once it serves, even before it accepts
     /// clients.
-    pub fn inward(&self) -> Inward {
+    pub fn inward(&self) -> InwardConnector {
         self.inward.clone()
     }
 
@@ -194,37 +198,37 @@ impl Bound {
     }
 
     /// Returns the certificate, if clients use TLS, so that the caller can check its files for changes.
-    pub fn tls(&self) -> Option<Arc<Tls>> {
+    pub fn tls(&self) -> Option<Arc<TlsState>> {
         self.tls.clone()
     }
 
     /// Adds the operators' page. The page is served as long as a key has the right to it.
     #[must_use]
-    pub fn with_page(self, page: Arc<dyn Page>) -> Self {
+    pub fn with_page(self, page: Arc<dyn OperatorPage>) -> Self {
         Self { page: Some(page), ..self }
     }
 
-    /// Serves until `ends.stop` or `ends.retire` is cancelled (see [`Ends`]), and returns when the last
+    /// Serves until `ends.stop` or `ends.retire` is cancelled (see [`StopTokens`]), and returns when the last
     /// request has ended. The caller limits that wait by dropping the future, which cuts the running
     /// requests.
-    pub async fn serve(self, fleet: Fleet, observer: Arc<dyn Observer>, ends: Ends) {
+    pub async fn serve(self, fleet: Fleet, observer: Arc<dyn GatewayObserver>, ends: StopTokens) {
         self.serve_backends(Arc::new(fleet), observer, ends).await;
     }
 
     pub(crate) async fn serve_backends(
         self,
-        backends: Arc<dyn Backends>,
-        observer: Arc<dyn Observer>,
-        ends: Ends,
+        backends: Arc<dyn LeaseProvider>,
+        observer: Arc<dyn GatewayObserver>,
+        ends: StopTokens,
     ) {
-        let Ends { stop, retire } = ends;
+        let StopTokens { stop, retire } = ends;
         let hang_up = CancellationToken::new();
         let (workers, mut listener, mut asked) = (self.workers, self.listener, self.asked);
         let (begun, mut from_inside) = (self.begun, self.from_inside);
         let config = Arc::new(self.config);
-        let shared = Shared {
-            upstream: Arc::new(Upstream::new(backends, config.clone(), workers.len())),
-            budget: Budget::new(self.gauges.clone(), config.server.buffered_bytes.in_memory()),
+        let shared = GatewayShared {
+            upstream: Arc::new(UpstreamContext::new(backends, config.clone(), workers.len())),
+            budget: BodyBudget::new(self.gauges.clone(), config.server.buffered_bytes.in_memory()),
             config,
             observer,
             gauges: self.gauges,

@@ -12,15 +12,15 @@ use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::observe::{Observer, Record};
-use crate::requests::Requests;
-use crate::shared::Shared;
+use crate::observe::{GatewayObserver, RequestRecord};
+use crate::requests::RequestRegistry;
+use crate::shared::GatewayShared;
 
 /// Connects to the gateway of this process. Cheap to clone, and keeps nothing alive.
 #[derive(Clone, Debug)]
-pub struct Inward(UnboundedSender<TcpStream>);
+pub struct InwardConnector(UnboundedSender<TcpStream>);
 
-impl Inward {
+impl InwardConnector {
     pub(crate) fn new() -> (Self, UnboundedReceiver<TcpStream>) {
         let (sender, receiver) = unbounded_channel();
         (Self(sender), receiver)
@@ -47,14 +47,14 @@ impl Inward {
 }
 
 /// Returns the state for such connections: the common one, but without log, counters and list of requests.
-pub(crate) fn shared(all: &Shared, workers: usize) -> Shared {
-    Shared { observer: Arc::new(Nobody), requests: Requests::new(workers), ..all.clone() }
+pub(crate) fn shared(all: &GatewayShared, workers: usize) -> GatewayShared {
+    GatewayShared { observer: Arc::new(NullObserver), requests: RequestRegistry::new(workers), ..all.clone() }
 }
 
-struct Nobody;
+struct NullObserver;
 
-impl Observer for Nobody {
-    fn request_done(&self, _record: &Record) {}
+impl GatewayObserver for NullObserver {
+    fn request_done(&self, _record: &RequestRecord) {}
 }
 
 #[cfg(test)]
@@ -65,7 +65,7 @@ mod tests {
 
     #[tokio::test]
     async fn both_ends_are_ours_and_the_end_of_who_serves_is_told() {
-        let (inward, mut served) = Inward::new();
+        let (inward, mut served) = InwardConnector::new();
         let mut ours = inward.connect().await.unwrap();
         let mut theirs = served.recv().await.unwrap();
         ours.write_all(b"word").await.unwrap();

@@ -70,25 +70,27 @@ mod workers;
 #[path = "../tests/fuzzing/mod.rs"]
 pub mod fuzzing;
 
-pub use access::cors::Cors;
-pub use access::keys::{KeyCounts, KeyHash, KeySpec, Keys};
+pub use access::cors::CorsConfig;
+pub use access::keys::{ApiKeys, KeyCounts, KeyHash, KeySpec};
 pub use body::budget::most_of_one_client;
-pub use body::request_copy::Recorder;
+pub use body::request_copy::BodyRecorder;
 pub use client::error::GatewayError;
-pub use client::tls_files::{Certificate, Tls, TlsError};
+pub use client::tls_files::{CertificateInfo, TlsError, TlsState};
 pub use config::{GatewayConfig, TlsFiles};
-pub use gateway::{Bound, Ends, Gateway};
-pub use inward::Inward;
-pub use limits::{Limit, Limited};
-pub use live::{Control, Live};
-pub use observe::{Gauges, Observer, Outcome, Record};
-pub use page::{Answering, Asker, Page};
+pub use gateway::{BoundGateway, Gateway, StopTokens};
+pub use inward::InwardConnector;
+pub use limits::{GatewayLimit, LimitCounters};
+pub use live::{GatewayControl, LiveConfig};
+pub use observe::{GatewayGauges, GatewayObserver, RequestOutcome, RequestRecord};
+pub use page::{OperatorPage, PageAnswer, PageClient};
 pub use protocol::query::percent_decoded;
-pub use pulse::Pulse;
-pub use requests::{Holds, NotCancelled, RequestState, RequestView, Requests, Told};
+pub use pulse::GatewayPulse;
+pub use requests::{
+    CancelError, CancelledRequest, ContextHoldings, RequestRegistry, RequestState, RequestView,
+};
 pub use route::paths;
-pub use rules::{Listing, ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
-pub use trace::{Kind as PartKind, Part, Peer, Trace};
+pub use rules::{ListingRules, ModelRules, RequestRules, SystemMode, SystemPrompt, VirtualName};
+pub use trace::{GatewayTrace, TracePart, TracePartKind as PartKind, TracePeer};
 
 #[cfg(test)]
 mod tests;

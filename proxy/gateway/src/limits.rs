@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A limit of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum GatewayLimit {
     /// `server.connections`: refused.
     Connections,
     /// `server.connections_per_peer`: refused.
@@ -36,7 +36,7 @@ pub enum Limit {
     H2Ping,
 }
 
-impl Limit {
+impl GatewayLimit {
     /// All limits.
     pub const ALL: [Self; 14] = [
         Self::Connections,
@@ -78,15 +78,15 @@ impl Limit {
 
 /// Counters since the start.
 #[derive(Debug, Default)]
-pub struct Limited([AtomicU64; Limit::ALL.len()]);
+pub struct LimitCounters([AtomicU64; GatewayLimit::ALL.len()]);
 
-impl Limited {
+impl LimitCounters {
     /// Returns how often a limit was reached.
-    pub fn count(&self, limit: Limit) -> u64 {
+    pub fn count(&self, limit: GatewayLimit) -> u64 {
         self.0[limit as usize].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn note(&self, limit: Limit) {
+    pub(crate) fn note(&self, limit: GatewayLimit) {
         self.0[limit as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -97,13 +97,13 @@ mod tests {
 
     #[test]
     fn each_limit_has_a_count_and_a_label_of_its_own() {
-        let limited = Limited::default();
-        for (place, limit) in Limit::ALL.into_iter().enumerate() {
+        let limited = LimitCounters::default();
+        for (place, limit) in GatewayLimit::ALL.into_iter().enumerate() {
             assert_eq!(limit as usize, place, "{limit:?}");
             assert_eq!(limited.count(limit), 0);
             limited.note(limit);
             assert_eq!(limited.count(limit), 1);
-            let same = Limit::ALL.iter().filter(|other| other.as_str() == limit.as_str());
+            let same = GatewayLimit::ALL.iter().filter(|other| other.as_str() == limit.as_str());
             assert_eq!(same.count(), 1, "{limit:?}");
         }
     }

@@ -5,38 +5,38 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use warden_policies::{ModelName, Names, QuickMap};
+use warden_policies::{HostNames, ModelName, QuickMap};
 
-use crate::access::cors::Cors;
-use crate::access::keys::{KeyCounts, KeyHash, Keys};
-use crate::body::request_copy::Recorder;
-use crate::rules::{ModelRules, Name};
+use crate::access::cors::CorsConfig;
+use crate::access::keys::{ApiKeys, KeyCounts, KeyHash};
+use crate::body::request_copy::BodyRecorder;
+use crate::rules::{ModelRules, VirtualName};
 
 /// The snapshot. [`Default`] has no rules.
 #[derive(Clone, Debug)]
-pub struct Live {
+pub struct LiveConfig {
     /// Rules of models; a missing model has none.
     pub models: QuickMap<ModelName, Arc<ModelRules>>,
     /// Names that resolve to one of several models, or to one with other rules.
-    pub by_name: BTreeMap<String, Name>,
+    pub by_name: BTreeMap<String, VirtualName>,
     /// Accepted keys; `None`: no key is required, and clients' credentials are passed on.
-    pub keys: Option<Keys>,
+    pub keys: Option<ApiKeys>,
     /// CORS settings for web pages.
-    pub cors: Cors,
+    pub cors: CorsConfig,
     /// Host names under which the gateway is reachable.
-    pub names: Names,
+    pub names: HostNames,
     /// Recorders by model; requests of other models are not recorded.
-    pub recorders: QuickMap<ModelName, Arc<dyn Recorder>>,
+    pub recorders: QuickMap<ModelName, Arc<dyn BodyRecorder>>,
 }
 
-impl Default for Live {
+impl Default for LiveConfig {
     fn default() -> Self {
         Self {
             models: QuickMap::default(),
             by_name: BTreeMap::new(),
             keys: None,
-            cors: Cors::default(),
-            names: Names::Any,
+            cors: CorsConfig::default(),
+            names: HostNames::Any,
             recorders: QuickMap::default(),
         }
     }
@@ -44,13 +44,13 @@ impl Default for Live {
 
 /// Changes the settings of a running gateway. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Control {
-    live: Arc<ArcSwap<Live>>,
+pub struct GatewayControl {
+    live: Arc<ArcSwap<LiveConfig>>,
 }
 
-impl Control {
+impl GatewayControl {
     /// Sets the snapshot for requests that begin from now on. Keys with the same names keep their usage.
-    pub fn update(&self, mut live: Live) {
+    pub fn update(&self, mut live: LiveConfig) {
         if let (Some(new), Some(old)) = (&mut live.keys, &self.now().keys) {
             *new = new.after(old);
         }
@@ -58,7 +58,7 @@ impl Control {
     }
 
     /// Returns the current snapshot.
-    pub(crate) fn now(&self) -> Arc<Live> {
+    pub(crate) fn now(&self) -> Arc<LiveConfig> {
         self.live.load_full()
     }
 
@@ -70,6 +70,6 @@ impl Control {
 
     /// Returns the usage of each key since the start.
     pub fn key_counts(&self) -> Vec<KeyCounts> {
-        self.live.load().keys.as_ref().map(Keys::counts).unwrap_or_default()
+        self.live.load().keys.as_ref().map(ApiKeys::counts).unwrap_or_default()
     }
 }

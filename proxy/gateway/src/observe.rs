@@ -7,22 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use http::{Method, Version};
-use warden_policies::canary::{Arm, Exchange};
-use warden_policies::{GenerationId, ModelName, Work};
+use warden_policies::canary::{TrialArm, TrialExchange};
+use warden_policies::{GenerationId, ModelName, WorkDone};
 
-use crate::limits::Limited;
-use crate::trace::Trace;
+use crate::limits::LimitCounters;
+use crate::trace::GatewayTrace;
 
 /// Receives the record of every request that has ended, however it ended. Called in the request's task: it
 /// must not block.
-pub trait Observer: Send + Sync + 'static {
+pub trait GatewayObserver: Send + Sync + 'static {
     /// Receives the record of an ended request.
-    fn request_done(&self, record: &Record);
+    fn request_done(&self, record: &RequestRecord);
 }
 
 /// Record of one request.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct RequestRecord {
     /// The client's `X-Request-Id`, or a generated one.
     pub request_id: String,
     /// The client's address.
@@ -47,7 +47,7 @@ pub struct Record {
     /// before. An error is an event of that stream then.
     pub late_status: Option<u16>,
     /// Outcome of the request.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// The answer was an event stream.
     pub stream: bool,
     /// Time spent in queues, over all attempts.
@@ -63,51 +63,55 @@ pub struct Record {
     /// Bytes of the answer's body sent.
     pub bytes_out: u64,
     /// Work that the answer reported.
-    pub work: Work,
+    pub work: WorkDone,
     /// Attempts after the first.
     pub retries: u32,
     /// The request was executed again because its server died.
     pub continued: bool,
     /// Its part in the trial of a canary, if its model has one and the request was eligible.
-    pub tried: Option<Tried>,
+    pub tried: Option<CanaryPart>,
     /// Its spans, while traces are exported.
-    pub trace: Option<Box<Trace>>,
+    pub trace: Option<Box<GatewayTrace>>,
 }
 
 /// Part of a request in the trial of a canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tried {
+pub struct CanaryPart {
     /// Hash of its conversation.
     pub conversation: u64,
     /// Build that was chosen to answer.
-    pub arm: Arm,
+    pub arm: TrialArm,
     /// Reason why the model's own build answers in place of the chosen canary; `None` if it does not.
     pub left: Option<&'static str>,
 }
 
-impl Record {
+impl RequestRecord {
     /// Returns its result for the comparison of a canary with the model's own build.
-    pub fn exchange(&self) -> Option<Exchange> {
-        let Tried { conversation, arm, left } = self.tried?;
-        let mut exchange = Exchange { arm, conversation, failed: false, latency_ms: None, token_ms: None };
+    pub fn exchange(&self) -> Option<TrialExchange> {
+        let CanaryPart { conversation, arm, left } = self.tried?;
+        let mut exchange =
+            TrialExchange { arm, conversation, failed: false, latency_ms: None, token_ms: None };
         let broke = matches!(
             self.outcome,
-            Outcome::UpstreamDied | Outcome::UpstreamGarbled | Outcome::UpstreamStalled | Outcome::TimedOut
+            RequestOutcome::UpstreamDied
+                | RequestOutcome::UpstreamGarbled
+                | RequestOutcome::UpstreamStalled
+                | RequestOutcome::TimedOut
         );
-        let failed = broke || (self.outcome == Outcome::Ok && self.answer_status() >= 500);
+        let failed = broke || (self.outcome == RequestOutcome::Ok && self.answer_status() >= 500);
         if left.is_some() {
             // A request that fails with both builds is at fault itself, and counts like a request to the
             // own build alone.
-            let answered = self.outcome == Outcome::Ok && self.answer_status() < 400;
-            exchange.failed = answered || failed || self.outcome == Outcome::ClientGone;
-            let refused = self.outcome == Outcome::Ok && !exchange.failed;
+            let answered = self.outcome == RequestOutcome::Ok && self.answer_status() < 400;
+            exchange.failed = answered || failed || self.outcome == RequestOutcome::ClientGone;
+            let refused = self.outcome == RequestOutcome::Ok && !exchange.failed;
             return (exchange.failed || refused).then_some(exchange);
         }
         if failed || self.continued {
             exchange.failed = true;
             return Some(exchange);
         }
-        if self.outcome != Outcome::Ok {
+        if self.outcome != RequestOutcome::Ok {
             return None;
         }
         // A stream may begin with a comment long before its first token.
@@ -155,7 +159,7 @@ impl Record {
 
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// The backend's answer was passed on completely, with any status; or the gateway answered itself.
     Ok,
     /// The client left first.
@@ -178,7 +182,7 @@ pub enum Outcome {
     Rejected(&'static str),
 }
 
-impl Outcome {
+impl RequestOutcome {
     /// Label for logs and metrics, one of a bounded set.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -197,7 +201,7 @@ impl Outcome {
 
 /// Gauges of current activity.
 #[derive(Debug, Default)]
-pub struct Gauges {
+pub struct GatewayGauges {
     /// Client connections open.
     pub connections: AtomicUsize,
     /// Requests between their head and the end of their answer.
@@ -210,5 +214,5 @@ pub struct Gauges {
     /// served. Set by the program that runs the gateway.
     pub draining: AtomicBool,
     /// Counters of the connection limits, for which there is no request record.
-    pub limited: Limited,
+    pub limited: LimitCounters,
 }

@@ -19,17 +19,17 @@ use crate::access::host_check;
 const PAGE_ROOT: &str = "/page";
 
 /// Future of the page's answer.
-pub type Answering = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, Infallible>>> + Send>>;
+pub type PageAnswer = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, Infallible>>> + Send>>;
 
 /// Answers all paths below `/page`.
-pub trait Page: Send + Sync {
+pub trait OperatorPage: Send + Sync {
     /// Answers one request. The page must check the client's rights itself: no key was checked before.
-    fn answer(self: Arc<Self>, request: Request<Incoming>, asker: Asker) -> Answering;
+    fn answer(self: Arc<Self>, request: Request<Incoming>, asker: PageClient) -> PageAnswer;
 }
 
 /// The client, as far as the connection shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asker {
+pub struct PageClient {
     /// Address of the client.
     pub peer: IpAddr,
     /// Requested host with its port; empty if it is not UTF-8.
@@ -38,7 +38,7 @@ pub struct Asker {
     pub tls: bool,
 }
 
-impl Asker {
+impl PageClient {
     pub(crate) fn of(parts: &Parts, peer: IpAddr, tls: bool) -> Self {
         let host = host_check::named(parts).and_then(|host| std::str::from_utf8(host).ok());
         Self { peer, host: host.unwrap_or_default().to_owned(), tls }

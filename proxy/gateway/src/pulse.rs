@@ -6,21 +6,21 @@
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-use crate::workers::Asker;
+use crate::workers::WorkerProbe;
 
 /// Sender on which a loop answers.
-pub(crate) type Question = oneshot::Sender<()>;
+pub(crate) type PulseQuestion = oneshot::Sender<()>;
 
 /// Checks whether the loops of the data plane respond. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Pulse {
-    acceptor: UnboundedSender<Question>,
-    workers: Vec<Asker>,
+pub struct GatewayPulse {
+    acceptor: UnboundedSender<PulseQuestion>,
+    workers: Vec<WorkerProbe>,
 }
 
-impl Pulse {
+impl GatewayPulse {
     /// Creates the check for these threads. The acceptor answers the questions from the returned receiver.
-    pub(crate) fn new(workers: Vec<Asker>) -> (Self, UnboundedReceiver<Question>) {
+    pub(crate) fn new(workers: Vec<WorkerProbe>) -> (Self, UnboundedReceiver<PulseQuestion>) {
         let (acceptor, asked) = unbounded_channel();
         (Self { acceptor, workers }, asked)
     }
@@ -53,7 +53,7 @@ mod tests {
     #[tokio::test]
     async fn a_thread_that_is_stuck_gives_no_word_until_it_turns_again_and_none_of_it_keeps_the_threads() {
         let workers = WorkerThreads::start(2).unwrap();
-        let (pulse, mut asked) = Pulse::new(workers.askers());
+        let (pulse, mut asked) = GatewayPulse::new(workers.askers());
         let (release, held) = channel::<()>();
         // The first of two idle threads: number 0.
         workers.begin(move |_load| assert!(held.recv_timeout(LONG).is_ok()));

@@ -4,27 +4,27 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::upstream::Upstream;
-use crate::body::budget::Budget;
+use crate::backend::upstream::UpstreamContext;
+use crate::body::budget::BodyBudget;
 use crate::body::fingerprint::FingerprintKey;
 use crate::config::GatewayConfig;
-use crate::live::Control;
-use crate::observe::{Gauges, Observer};
-use crate::page::Page;
-use crate::requests::Requests;
+use crate::live::GatewayControl;
+use crate::observe::{GatewayGauges, GatewayObserver};
+use crate::page::OperatorPage;
+use crate::requests::RequestRegistry;
 
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct GatewayShared {
     pub(crate) config: Arc<GatewayConfig>,
-    pub(crate) upstream: Arc<Upstream>,
-    pub(crate) observer: Arc<dyn Observer>,
-    pub(crate) gauges: Arc<Gauges>,
-    pub(crate) budget: Budget,
-    pub(crate) live: Control,
+    pub(crate) upstream: Arc<UpstreamContext>,
+    pub(crate) observer: Arc<dyn GatewayObserver>,
+    pub(crate) gauges: Arc<GatewayGauges>,
+    pub(crate) budget: BodyBudget,
+    pub(crate) live: GatewayControl,
     /// Requests in flight and the last ended ones.
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestRegistry,
     /// The operators' page.
-    pub(crate) page: Option<Arc<dyn Page>>,
+    pub(crate) page: Option<Arc<dyn OperatorPage>>,
     pub(crate) stop: CancellationToken,
     /// Some time after `stop`: connections without a request are closed.
     pub(crate) hang_up: CancellationToken,

@@ -18,8 +18,8 @@ use std::time::Duration;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::trace_context::{Context, Given, SpanId, is_sound_state};
-use warden_supervisor::{Address, Endpoint};
+use warden_policies::trace_context::{IncomingContext, RequestTraceContext, SpanId, is_sound_state};
+use warden_supervisor::{LeaseAddress, ListenAddress};
 
 use crate::clock;
 
@@ -27,13 +27,13 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Maximum number of recorded parts of a request; later ones are dropped.
-const MOST: usize = 48;
+const MAX_PARTS: usize = 48;
 
 /// Trace data of a request.
 #[derive(Clone, Debug)]
-pub struct Trace {
+pub struct GatewayTrace {
     /// Trace id, and the request's own span.
-    pub context: Context,
+    pub context: RequestTraceContext,
     /// `tracestate` of other participants, as received and passed on.
     pub state: Option<String>,
     /// Arrival of the request's head, in nanoseconds since 1970.
@@ -43,7 +43,7 @@ pub struct Trace {
     /// The request came over TLS.
     pub tls: bool,
     /// Its parts in the order of their beginning; empty if the request is not sampled.
-    pub parts: Vec<Part>,
+    pub parts: Vec<TracePart>,
     /// Prompt tokens, including cached ones, if the answer reported them.
     pub prompt: Option<u64>,
     started: Instant,
@@ -52,13 +52,13 @@ pub struct Trace {
 
 /// A part of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TracePart {
     /// Span id.
     pub span: SpanId,
     /// Id of the parent span.
     pub parent: SpanId,
     /// Kind of the part.
-    pub kind: Kind,
+    pub kind: TracePartKind,
     /// Begin, since the arrival of the request's head.
     pub begin: Duration,
     /// End; `None` while it is running.
@@ -69,11 +69,11 @@ pub struct Part {
 
 /// Kind of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TracePartKind {
     /// Waiting for a backend.
     Queue,
     /// Sent to a backend.
-    Attempt(Peer),
+    Attempt(TracePeer),
     /// Evaluation of the prompt, up to the first token.
     Prefill,
     /// Generation of tokens.
@@ -84,7 +84,7 @@ pub enum Kind {
 
 /// Backend of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct TracePeer {
     /// Generation of the process.
     pub generation: GenerationId,
     /// The process is a canary.
@@ -95,19 +95,19 @@ pub struct Peer {
     pub port: Option<u16>,
 }
 
-impl Peer {
+impl TracePeer {
     /// Describes a process at this address.
-    pub(crate) fn of(generation: GenerationId, canary: bool, address: &Address) -> Self {
+    pub(crate) fn of(generation: GenerationId, canary: bool, address: &LeaseAddress) -> Self {
         let (address, port) = match address {
-            Address::Process(Endpoint::Unix(path)) => (path.to_string_lossy().into_owned(), None),
-            Address::Process(Endpoint::Tcp(at)) => (at.ip().to_string(), Some(at.port())),
-            Address::Remote(origin) => (origin.host().to_owned(), Some(origin.port())),
+            LeaseAddress::Process(ListenAddress::Unix(path)) => (path.to_string_lossy().into_owned(), None),
+            LeaseAddress::Process(ListenAddress::Tcp(at)) => (at.ip().to_string(), Some(at.port())),
+            LeaseAddress::Remote(origin) => (origin.host().to_owned(), Some(origin.port())),
         };
         Self { generation, canary, address, port }
     }
 }
 
-impl Trace {
+impl GatewayTrace {
     /// Starts the trace of a request with these headers. Invalid trace headers are removed, so that they
     /// are not passed on.
     pub(crate) fn begin(
@@ -118,7 +118,7 @@ impl Trace {
     ) -> Box<Self> {
         let mut all = headers.get_all(&TRACEPARENT).iter();
         let given = match (all.next(), all.next()) {
-            (Some(one), None) => Given::parse(one.as_bytes()),
+            (Some(one), None) => IncomingContext::parse(one.as_bytes()),
             _ => None,
         };
         let states = headers.get_all(&TRACESTATE);
@@ -130,7 +130,7 @@ impl Trace {
         if !is_sound {
             headers.remove(&TRACESTATE);
         }
-        let context = Context::of(given, (rand::random(), rand::random()), ratio);
+        let context = RequestTraceContext::of(given, (rand::random(), rand::random()), ratio);
         Box::new(Self {
             context,
             state: state.filter(|state| !state.is_empty()),
@@ -145,37 +145,45 @@ impl Trace {
     }
 
     /// Returns the latest open part of this kind.
-    fn open(&mut self, is: fn(&Kind) -> bool) -> Option<&mut Part> {
+    fn open(&mut self, is: fn(&TracePartKind) -> bool) -> Option<&mut TracePart> {
         self.parts.iter_mut().rev().find(|part| part.end.is_none() && is(&part.kind))
     }
 
     /// Returns the parent for the next spans.
     fn parent(&mut self) -> SpanId {
         let own = self.context.span;
-        self.open(|kind| *kind == Kind::Continuation).map_or(own, |part| part.span)
+        self.open(|kind| *kind == TracePartKind::Continuation).map_or(own, |part| part.span)
     }
 
-    fn push(&mut self, kind: Kind, parent: SpanId, begin: Duration, end: Option<Duration>) -> SpanId {
-        if !self.context.is_sampled() || self.parts.len() >= MOST {
+    fn push(
+        &mut self,
+        kind: TracePartKind,
+        parent: SpanId,
+        begin: Duration,
+        end: Option<Duration>,
+    ) -> SpanId {
+        if !self.context.is_sampled() || self.parts.len() >= MAX_PARTS {
             return self.context.span;
         }
         let span = self.context.span.part(self.numbered);
         self.numbered += 1;
-        self.parts.push(Part { span, parent, kind, begin, end, failed: None });
+        self.parts.push(TracePart { span, parent, kind, begin, end, failed: None });
         span
     }
 
     /// Records that the request asks for a backend.
     pub(crate) fn waits(&mut self) {
         let (parent, now) = (self.parent(), self.started.elapsed());
-        self.push(Kind::Queue, parent, now, None);
+        self.push(TracePartKind::Queue, parent, now, None);
     }
 
     /// Records that a backend was granted after `waited`. Without a wait there is no queue span.
     pub(crate) fn granted(&mut self, waited: Duration) {
         let now = self.started.elapsed();
         let begin = now.saturating_sub(waited);
-        if let Some(at) = self.parts.iter().rposition(|part| part.end.is_none() && part.kind == Kind::Queue) {
+        if let Some(at) =
+            self.parts.iter().rposition(|part| part.end.is_none() && part.kind == TracePartKind::Queue)
+        {
             if waited.is_zero() {
                 self.parts.remove(at);
             } else {
@@ -183,17 +191,17 @@ impl Trace {
             }
         } else if !waited.is_zero() {
             let parent = self.parent();
-            self.push(Kind::Queue, parent, begin, Some(now));
+            self.push(TracePartKind::Queue, parent, begin, Some(now));
         }
     }
 
     /// Records an attempt, and returns its `traceparent`.
-    pub(crate) fn asks(&mut self, peer: impl FnOnce() -> Peer) -> Option<HeaderValue> {
+    pub(crate) fn asks(&mut self, peer: impl FnOnce() -> TracePeer) -> Option<HeaderValue> {
         let mut span = self.context.span;
         if self.context.is_sampled() {
             self.answered(None);
             let (parent, now) = (self.parent(), self.started.elapsed());
-            span = self.push(Kind::Attempt(peer()), parent, now, None);
+            span = self.push(TracePartKind::Attempt(peer()), parent, now, None);
         }
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
@@ -208,37 +216,39 @@ impl Trace {
     /// Records the end of the current attempt.
     pub(crate) fn answered(&mut self, failed: Option<&'static str>) {
         let now = self.started.elapsed();
-        let is_of_it = |kind: &Kind| matches!(kind, Kind::Attempt(_) | Kind::Prefill | Kind::Generation);
+        let is_of_it = |kind: &TracePartKind| {
+            matches!(kind, TracePartKind::Attempt(_) | TracePartKind::Prefill | TracePartKind::Generation)
+        };
         for part in self.parts.iter_mut().filter(|part| part.end.is_none() && is_of_it(&part.kind)) {
             part.end = Some(now);
-            part.failed = part.failed.or(failed.filter(|_| matches!(part.kind, Kind::Attempt(_))));
+            part.failed = part.failed.or(failed.filter(|_| matches!(part.kind, TracePartKind::Attempt(_))));
         }
     }
 
     /// Records the first token of the current attempt.
     pub(crate) fn speaks(&mut self, at: Instant) {
         let now = at.saturating_duration_since(self.started);
-        let Some(attempt) = self.open(|kind| matches!(kind, Kind::Attempt(_))) else { return };
+        let Some(attempt) = self.open(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
         let (span, begin) = (attempt.span, attempt.begin);
-        if self.parts.iter().any(|part| part.parent == span && part.kind == Kind::Generation) {
+        if self.parts.iter().any(|part| part.parent == span && part.kind == TracePartKind::Generation) {
             return;
         }
-        self.push(Kind::Prefill, span, begin, Some(now.max(begin)));
-        self.push(Kind::Generation, span, now.max(begin), None);
+        self.push(TracePartKind::Prefill, span, begin, Some(now.max(begin)));
+        self.push(TracePartKind::Generation, span, now.max(begin), None);
     }
 
     /// Records the server's own times for prompt and tokens, for a non-streaming answer.
     pub(crate) fn timed(&mut self, prompt: Option<Duration>, tokens: Option<Duration>) {
         let now = self.started.elapsed();
-        let Some(attempt) = self.open(|kind| matches!(kind, Kind::Attempt(_))) else { return };
+        let Some(attempt) = self.open(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
         let (span, begin) = (attempt.span, attempt.begin);
         let (Some(prompt), Some(tokens)) = (prompt, tokens) else { return };
         if self.parts.iter().any(|part| part.parent == span) {
             return;
         }
         let middle = now.saturating_sub(tokens).max(begin);
-        self.push(Kind::Prefill, span, middle.saturating_sub(prompt).max(begin), Some(middle));
-        self.push(Kind::Generation, span, middle, Some(now));
+        self.push(TracePartKind::Prefill, span, middle.saturating_sub(prompt).max(begin), Some(middle));
+        self.push(TracePartKind::Generation, span, middle, Some(now));
     }
 
     /// Records the loss of the server in the middle of the answer; the following parts belong to the
@@ -246,8 +256,8 @@ impl Trace {
     pub(crate) fn goes_on(&mut self, failed: &'static str) {
         self.answered(Some(failed));
         let now = self.started.elapsed();
-        if self.open(|kind| *kind == Kind::Continuation).is_none() {
-            self.push(Kind::Continuation, self.context.span, now, None);
+        if self.open(|kind| *kind == TracePartKind::Continuation).is_none() {
+            self.push(TracePartKind::Continuation, self.context.span, now, None);
         }
     }
 
@@ -255,7 +265,7 @@ impl Trace {
     pub(crate) fn end(&mut self, total: Duration, failed: Option<&'static str>) {
         for part in self.parts.iter_mut().filter(|part| part.end.is_none()) {
             part.end = Some(total.max(part.begin));
-            let is_judged = !matches!(part.kind, Kind::Prefill | Kind::Generation);
+            let is_judged = !matches!(part.kind, TracePartKind::Prefill | TracePartKind::Generation);
             part.failed = part.failed.or(failed.filter(|_| is_judged));
         }
         // The clock was read several times, so keep the parts within the total.

@@ -4,26 +4,26 @@ use super::*;
 
 const GIVEN: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-fn begun(fields: &[(&'static str, &'static str)], ratio: f64) -> (Box<Trace>, HeaderMap) {
+fn begun(fields: &[(&'static str, &'static str)], ratio: f64) -> (Box<GatewayTrace>, HeaderMap) {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
         headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
-    (Trace::begin(&mut headers, ratio, None, false), headers)
+    (GatewayTrace::begin(&mut headers, ratio, None, false), headers)
 }
 
-fn peer() -> Peer {
-    Peer { generation: GenerationId(1), canary: false, address: "a".to_owned(), port: None }
+fn peer() -> TracePeer {
+    TracePeer { generation: GenerationId(1), canary: false, address: "a".to_owned(), port: None }
 }
 
 /// Returns kind, parent and failure of each part.
-fn told(trace: &Trace) -> Vec<(&'static str, Option<usize>, Option<&'static str>)> {
-    let name = |kind: &Kind| match kind {
-        Kind::Queue => "queue",
-        Kind::Attempt(_) => "attempt",
-        Kind::Prefill => "prefill",
-        Kind::Generation => "generation",
-        Kind::Continuation => "continuation",
+fn told(trace: &GatewayTrace) -> Vec<(&'static str, Option<usize>, Option<&'static str>)> {
+    let name = |kind: &TracePartKind| match kind {
+        TracePartKind::Queue => "queue",
+        TracePartKind::Attempt(_) => "attempt",
+        TracePartKind::Prefill => "prefill",
+        TracePartKind::Generation => "generation",
+        TracePartKind::Continuation => "continuation",
     };
     let at = |span: SpanId| trace.parts.iter().position(|part| part.span == span);
     trace.parts.iter().map(|part| (name(&part.kind), at(part.parent), part.failed)).collect()
@@ -130,14 +130,14 @@ fn a_request_that_is_tried_for_ever_is_told_with_its_first_parts() {
         trace.granted(Duration::from_millis(1));
         assert!(trace.asks(peer).is_some());
     }
-    assert_eq!(trace.parts.len(), MOST);
+    assert_eq!(trace.parts.len(), MAX_PARTS);
 }
 
 #[test]
 fn a_question_of_ours_belongs_to_the_continuation_and_not_to_the_server_that_is_gone() {
     let (mut trace, _) = begun(&[("traceparent", GIVEN)], 1.0);
     let own = trace.context.span.to_string();
-    let beside = |trace: &mut Trace| trace.asks_beside().unwrap().to_str().unwrap().to_owned();
+    let beside = |trace: &mut GatewayTrace| trace.asks_beside().unwrap().to_str().unwrap().to_owned();
     assert!(beside(&mut trace).contains(&own), "before that, to the request");
     trace.asks(peer);
     trace.goes_on("died");
@@ -145,6 +145,6 @@ fn a_question_of_ours_belongs_to_the_continuation_and_not_to_the_server_that_is_
     let parts = trace.parts.len();
     let value = beside(&mut trace);
     assert!(value.contains(&trace.parts[1].span.to_string()), "{value}");
-    assert_eq!(trace.parts[1].kind, Kind::Continuation);
+    assert_eq!(trace.parts[1].kind, TracePartKind::Continuation);
     assert_eq!(trace.parts.len(), parts, "it is no part");
 }

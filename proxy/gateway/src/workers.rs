@@ -34,7 +34,7 @@ pub(crate) fn number() -> usize {
     WORKER_NUMBER.get()
 }
 
-type WorkerJob = Box<dyn FnOnce(Load) + Send>;
+type WorkerJob = Box<dyn FnOnce(ConnectionLoad) + Send>;
 
 /// The threads. They end when this is dropped.
 #[derive(Debug)]
@@ -42,22 +42,22 @@ pub(crate) struct WorkerThreads(Vec<WorkerThread>);
 
 #[derive(Debug)]
 struct WorkerThread {
-    jobs: UnboundedSender<(WorkerJob, Load)>,
+    jobs: UnboundedSender<(WorkerJob, ConnectionLoad)>,
     load: Arc<AtomicUsize>,
 }
 
 /// Counts one connection of a worker until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Load(Arc<AtomicUsize>);
+pub(crate) struct ConnectionLoad(Arc<AtomicUsize>);
 
-impl Load {
+impl ConnectionLoad {
     fn new(load: &Arc<AtomicUsize>) -> Self {
         load.fetch_add(1, Ordering::Relaxed);
         Self(load.clone())
     }
 }
 
-impl Drop for Load {
+impl Drop for ConnectionLoad {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -82,16 +82,16 @@ impl WorkerThreads {
     }
 
     /// Returns handles that check whether each thread responds, and keep none of them alive.
-    pub(crate) fn askers(&self) -> Vec<Asker> {
-        self.0.iter().map(|worker| Asker(worker.jobs.downgrade())).collect()
+    pub(crate) fn askers(&self) -> Vec<WorkerProbe> {
+        self.0.iter().map(|worker| WorkerProbe(worker.jobs.downgrade())).collect()
     }
 
     /// Calls `job` on the thread with the fewest connections, within its runtime. The job keeps its
-    /// [`Load`] as long as its connection lasts.
-    pub(crate) fn begin(&self, job: impl FnOnce(Load) + Send + 'static) {
+    /// [`ConnectionLoad`] as long as its connection lasts.
+    pub(crate) fn begin(&self, job: impl FnOnce(ConnectionLoad) + Send + 'static) {
         let idlest = self.0.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed));
         if let Some(worker) = idlest {
-            let load = Load::new(&worker.load);
+            let load = ConnectionLoad::new(&worker.load);
             // A worker outlives this value.
             drop(worker.jobs.send((Box::new(job), load)));
         }
@@ -100,14 +100,14 @@ impl WorkerThreads {
 
 /// Checks whether one thread responds.
 #[derive(Clone, Debug)]
-pub(crate) struct Asker(WeakUnboundedSender<(WorkerJob, Load)>);
+pub(crate) struct WorkerProbe(WeakUnboundedSender<(WorkerJob, ConnectionLoad)>);
 
-impl Asker {
+impl WorkerProbe {
     /// Has the thread answer; the sender is dropped if the thread has ended.
     pub(crate) fn ask(&self, question: oneshot::Sender<()>) {
         let Some(jobs) = self.0.upgrade() else { return };
         // A question does not count as a connection.
-        let load = Load::new(&Arc::default());
+        let load = ConnectionLoad::new(&Arc::default());
         drop(jobs.send((
             Box::new(move |_load| {
                 let _left = question.send(());
@@ -119,7 +119,7 @@ impl Asker {
 
 impl WorkerThread {
     fn start(number: usize) -> io::Result<Self> {
-        let (jobs, mut inbox) = unbounded_channel::<(WorkerJob, Load)>();
+        let (jobs, mut inbox) = unbounded_channel::<(WorkerJob, ConnectionLoad)>();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name(format!("gateway-{number}")).spawn(move || {
             WORKER_NUMBER.set(number);

@@ -7,7 +7,7 @@ use crate::html::Html;
 
 /// Meaning of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Tone {
+pub enum BadgeTone {
     /// In order: a filled circle.
     Good,
     /// In progress: half a circle.
@@ -20,7 +20,7 @@ pub enum Tone {
     Bad,
 }
 
-impl Tone {
+impl BadgeTone {
     /// The CSS class with its colour.
     pub const fn class(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl Tone {
 }
 
 /// A badge: `badge(Tone::Bad, "failed")`.
-pub fn badge(tone: Tone, word: impl Display) -> String {
+pub fn badge(tone: BadgeTone, word: impl Display) -> String {
     let mut html = Html::new();
     html.within("span", &[("class", &format_args!("badge {}", tone.class()))], |span| {
         span.raw(&tone.shape()).text(word);
@@ -75,13 +75,13 @@ mod tests {
 
     #[test]
     fn a_state_is_a_colour_a_shape_and_a_word() {
-        let all = [Tone::Good, Tone::Busy, Tone::Idle, Tone::Warn, Tone::Bad];
+        let all = [BadgeTone::Good, BadgeTone::Busy, BadgeTone::Idle, BadgeTone::Warn, BadgeTone::Bad];
         for tone in all {
             let text = badge(tone, "a<b");
             assert!(text.contains(tone.class()) && text.contains("a&lt;b"), "{text}");
             assert!(crate::style::CSS.contains(&format!(".{}{{", tone.class())), "{tone:?} has no colour");
         }
-        let mut shapes = all.map(Tone::path).to_vec();
+        let mut shapes = all.map(BadgeTone::path).to_vec();
         shapes.dedup();
         assert_eq!(shapes.len(), all.len());
     }

@@ -10,7 +10,7 @@ use crate::number::Px;
 
 /// Part of the memory held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum BarPart {
     /// The model's weights.
     Weights,
     /// The KV cache, and declared caches.
@@ -21,7 +21,7 @@ pub enum Held {
     Other,
 }
 
-impl Held {
+impl BarPart {
     /// The word next to the bar.
     pub const fn word(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ pub struct UsageBar {
     /// Subject: `host memory of m`.
     pub title: String,
     /// Bytes of each part; empty parts are left out.
-    pub parts: Vec<(Held, u64)>,
+    pub parts: Vec<(BarPart, u64)>,
     /// Limit in bytes: the hard budget, or the machine's total; `None` without a limit.
     pub limit: Option<u64>,
     /// Bytes above which the process is replaced at a quiet moment.
@@ -91,7 +91,7 @@ impl UsageBar {
         format!("{whole}{parts}{free}{over}")
     }
 
-    fn present(&self) -> impl Iterator<Item = (Held, u64)> {
+    fn present(&self) -> impl Iterator<Item = (BarPart, u64)> {
         self.parts.iter().copied().filter(|(_, bytes)| *bytes > 0)
     }
 
@@ -157,7 +157,7 @@ mod tests {
     fn a_bar_says_what_is_held_of_what() {
         let mut bar = UsageBar {
             title: "host memory of <m>".to_owned(),
-            parts: vec![(Held::Weights, 8 * GIB), (Held::Cache, 0), (Held::Growth, 4 * GIB)],
+            parts: vec![(BarPart::Weights, 8 * GIB), (BarPart::Cache, 0), (BarPart::Growth, 4 * GIB)],
             limit: Some(16 * GIB),
             soft: Some(14 * GIB),
         };
@@ -169,7 +169,7 @@ mod tests {
         assert!(bar.svg().contains("class=\"over\""));
         let empty = UsageBar { title: String::new(), parts: Vec::new(), limit: None, soft: None };
         assert_eq!(empty.words(), "0 B");
-        let huge = UsageBar { parts: vec![(Held::Other, u64::MAX), (Held::Other, u64::MAX)], ..empty };
+        let huge = UsageBar { parts: vec![(BarPart::Other, u64::MAX), (BarPart::Other, u64::MAX)], ..empty };
         assert!(!huge.svg().contains("NaN") && !huge.svg().contains("inf"));
     }
 }

@@ -7,7 +7,7 @@
 use std::fmt::{Display, Write};
 
 /// Attributes: names of ours, and values of any origin.
-pub type Attributes<'a> = &'a [(&'static str, &'a dyn Display)];
+pub type HtmlAttributes<'a> = &'a [(&'static str, &'a dyn Display)];
 
 /// Escapes text for an element or a quoted attribute.
 pub fn escape(text: &str) -> String {
@@ -48,7 +48,7 @@ impl Write for EscapingWriter<'_> {
 
 /// The ARIA role of a table's element. Without it a browser may not recognize a table that is laid out as
 /// blocks or as a grid, as on a narrow screen.
-fn role(name: &str, attributes: Attributes<'_>) -> Option<&'static str> {
+fn role(name: &str, attributes: HtmlAttributes<'_>) -> Option<&'static str> {
     let scope =
         |word: &str| attributes.iter().any(|(name, value)| *name == "scope" && value.to_string() == word);
     match name {
@@ -89,7 +89,7 @@ impl Html {
     pub fn element(
         &mut self,
         name: &'static str,
-        attributes: Attributes<'_>,
+        attributes: HtmlAttributes<'_>,
         text: impl Display,
     ) -> &mut Self {
         self.within(name, attributes, |inside| {
@@ -101,7 +101,7 @@ impl Html {
     pub fn within(
         &mut self,
         name: &'static str,
-        attributes: Attributes<'_>,
+        attributes: HtmlAttributes<'_>,
         write: impl FnOnce(&mut Self),
     ) -> &mut Self {
         self.open(name, attributes);
@@ -112,20 +112,20 @@ impl Html {
     }
 
     /// Writes an HTML element without an end tag: `br`, `input`, `link`, `meta`.
-    pub fn void(&mut self, name: &'static str, attributes: Attributes<'_>) -> &mut Self {
+    pub fn void(&mut self, name: &'static str, attributes: HtmlAttributes<'_>) -> &mut Self {
         self.open(name, attributes);
         self.0.push('>');
         self
     }
 
     /// Writes an empty SVG element.
-    pub fn shape(&mut self, name: &'static str, attributes: Attributes<'_>) -> &mut Self {
+    pub fn shape(&mut self, name: &'static str, attributes: HtmlAttributes<'_>) -> &mut Self {
         self.open(name, attributes);
         self.0.push_str("/>");
         self
     }
 
-    fn open(&mut self, name: &'static str, attributes: Attributes<'_>) {
+    fn open(&mut self, name: &'static str, attributes: HtmlAttributes<'_>) {
         self.0.extend(["<", name]);
         if let Some(role) = role(name, attributes) {
             self.0.extend([" role=\"", role, "\""]);

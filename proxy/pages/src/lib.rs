@@ -36,5 +36,5 @@ pub mod words;
 
 mod number;
 
-pub use badge::{Tone, badge};
+pub use badge::{BadgeTone, badge};
 pub use html::{Html, escape};

@@ -19,9 +19,9 @@ impl Display for Px {
 
 /// A value of an axis for programs: no exponent, at most six decimals, no trailing zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Value(pub(crate) f64);
+pub(crate) struct AxisValue(pub(crate) f64);
 
-impl Display for Value {
+impl Display for AxisValue {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let text = format!("{:.6}", if self.0.is_finite() { self.0.clamp(-1e18, 1e18) } else { 0.0 });
         let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -58,7 +58,7 @@ mod tests {
             [px(1.0), px(1.26), px(-0.04), px(f64::MAX), px(f64::NAN)],
             ["1", "1.3", "0", "100000", "0"]
         );
-        let value = |value| Value(value).to_string();
+        let value = |value| AxisValue(value).to_string();
         assert_eq!(
             [value(1_764_187_200.0), value(0.25), value(-0.0), value(f64::INFINITY)],
             ["1764187200", "0.25", "0", "0"]

@@ -4,7 +4,7 @@ use std::fmt::{Display, Write as _};
 
 use crate::html::Html;
 use crate::number::Px;
-use crate::plot::{Level, thin};
+use crate::plot::{PlotLevel, thin};
 
 /// Number of drawn places.
 const MAX_PLACES: usize = 100;
@@ -20,7 +20,7 @@ pub fn spark(values: &[Option<f64>], told: impl Display) -> String {
         match value.filter(|value| value.is_finite()) {
             Some(value) => {
                 if let Some(stretch) = stretches.last_mut() {
-                    stretch.push(Level::exact(x, value));
+                    stretch.push(PlotLevel::exact(x, value));
                 }
             }
             None => stretches.push(Vec::new()),

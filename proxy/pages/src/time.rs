@@ -8,7 +8,7 @@ const MONTHS: [&str; 12] =
 
 /// A moment in UTC, split into its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct UtcMoment {
     /// The year.
     pub year: i64,
     /// The month, 1 to 12.
@@ -23,7 +23,7 @@ pub struct Moment {
     pub second: u32,
 }
 
-impl Moment {
+impl UtcMoment {
     /// From seconds since 1970. Clamped to the years 0 to 9999.
     pub fn of(unix: i64) -> Self {
         let unix = unix.clamp(-62_167_219_200, 253_402_300_799);
@@ -92,7 +92,7 @@ const fn days_of_month(year: i64, month: i64) -> i64 {
 
 /// The element `time` for a moment in seconds since 1970, whose `datetime` a script may show in another zone.
 pub fn time(unix: i64) -> String {
-    let moment = Moment::of(unix);
+    let moment = UtcMoment::of(unix);
     let mut html = Html::new();
     html.element("time", &[("datetime", &moment.stamp())], moment.told());
     html.into_string()
@@ -116,12 +116,12 @@ mod tests {
             (i64::MAX, "9999-12-31T23:59:59Z"),
             (i64::MIN, "0000-01-01T00:00:00Z"),
         ] {
-            assert_eq!(Moment::of(unix).stamp(), stamp);
+            assert_eq!(UtcMoment::of(unix).stamp(), stamp);
         }
         // Each day of four centuries follows the previous one.
-        let mut before = Moment::of(-DAY);
+        let mut before = UtcMoment::of(-DAY);
         for day in 0..146_097 {
-            let now = Moment::of(day * DAY);
+            let now = UtcMoment::of(day * DAY);
             let next = now.day == before.day + 1 && now.month == before.month;
             let first = now.day == 1 && before.day >= 28 && now.month == before.month % 12 + 1;
             assert!(next || first, "{before:?} {now:?}");

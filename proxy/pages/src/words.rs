@@ -1,40 +1,45 @@
 //! Explains the terms on our pages, a sentence each, so that all pages explain them alike.
 
 use warden_policies::MemoryKind;
-use warden_policies::growth::Verdict;
+use warden_policies::growth::GrowthVerdict;
 
-use crate::badge::Tone;
+use crate::badge::BadgeTone;
 
 /// All verdicts, from the mildest on.
-pub const VERDICTS: [Verdict; 5] =
-    [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Suspected, Verdict::Leaking];
+pub const ALL_VERDICTS: [GrowthVerdict; 5] = [
+    GrowthVerdict::Warming,
+    GrowthVerdict::Steady,
+    GrowthVerdict::Bounded,
+    GrowthVerdict::Suspected,
+    GrowthVerdict::Leaking,
+];
 
 /// Meaning of a verdict, in a sentence.
-pub const fn verdict(verdict: Verdict) -> &'static str {
+pub const fn verdict(verdict: GrowthVerdict) -> &'static str {
     match verdict {
-        Verdict::Warming => {
+        GrowthVerdict::Warming => {
             "Too little work was done to say anything, or the growth of the start is not over yet."
         }
-        Verdict::Steady => "It does not grow with the work that is done.",
-        Verdict::Bounded => {
+        GrowthVerdict::Steady => "It does not grow with the work that is done.",
+        GrowthVerdict::Bounded => {
             "It grows within what the server is told to keep, such as caches, and ends when those are full."
         }
-        Verdict::Suspected => {
+        GrowthVerdict::Suspected => {
             "It grows with the work, and more of that is needed before it is called a leak."
         }
-        Verdict::Leaking => {
+        GrowthVerdict::Leaking => {
             "It grows with the work beyond what the server is told to keep, again and again, without a sign of an end."
         }
     }
 }
 
 /// The colour and shape of a verdict.
-pub const fn verdict_tone(verdict: Verdict) -> Tone {
+pub const fn verdict_tone(verdict: GrowthVerdict) -> BadgeTone {
     match verdict {
-        Verdict::Warming => Tone::Busy,
-        Verdict::Steady | Verdict::Bounded => Tone::Good,
-        Verdict::Suspected => Tone::Warn,
-        Verdict::Leaking => Tone::Bad,
+        GrowthVerdict::Warming => BadgeTone::Busy,
+        GrowthVerdict::Steady | GrowthVerdict::Bounded => BadgeTone::Good,
+        GrowthVerdict::Suspected => BadgeTone::Warn,
+        GrowthVerdict::Leaking => BadgeTone::Bad,
     }
 }
 
@@ -47,7 +52,7 @@ pub fn memory(series: MemoryKind) -> String {
 }
 
 /// Explanations of the elements of plots, by their names in the legends.
-pub const PLOT: [(&str, &str); 5] = [
+pub const PLOT_TERMS: [(&str, &str); 5] = [
     (
         "law",
         "What the detector makes of the readings: how they grow with the work, with the range in which the growth lies.",
@@ -70,7 +75,7 @@ mod tests {
 
     #[test]
     fn each_verdict_has_a_sentence_of_its_own() {
-        let mut all = VERDICTS.map(verdict);
+        let mut all = ALL_VERDICTS.map(verdict);
         all.sort_unstable();
         assert!(all.windows(2).all(|two| two[0] != two[1]));
         assert!(all.iter().all(|text| text.ends_with('.') && text.len() < 130));

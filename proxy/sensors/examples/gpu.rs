@@ -5,9 +5,9 @@
 use std::io::{BufRead as _, Write as _};
 
 use serde_json::{Value, json};
-use warden_sensors::Gpus;
+use warden_sensors::GpuSensors;
 
-fn reading(gpus: &Gpus, leaders: &[u32]) -> Value {
+fn reading(gpus: &GpuSensors, leaders: &[u32]) -> Value {
     let read = gpus.read();
     let groups = leaders.iter().map(|leader| {
         let found = read.group_vram(*leader);
@@ -22,7 +22,7 @@ fn main() -> std::io::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let watch = arguments.iter().any(|argument| argument == "--watch");
     let leaders: Vec<u32> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
-    let gpus = Gpus::open();
+    let gpus = GpuSensors::open();
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", reading(&gpus, &leaders))?;
     if watch {

@@ -49,9 +49,9 @@ mod tests {
     use super::*;
 
     /// Kills its process on drop, so that none survives a failed test.
-    struct Ended(std::process::Child);
+    struct KilledChild(std::process::Child);
 
-    impl Drop for Ended {
+    impl Drop for KilledChild {
         fn drop(&mut self) {
             drop(self.0.kill().and_then(|()| self.0.wait()));
         }
@@ -61,7 +61,7 @@ mod tests {
     fn what_a_process_writes_reads_and_computes_is_seen_and_one_that_is_gone_has_no_effort() {
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg("read x; echo $x; while :; do :; done");
-        let mut child = Ended(shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+        let mut child = KilledChild(shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
         let id = child.0.id();
         let before = effort(id, []).unwrap();
         child.0.stdin.take().unwrap().write_all(b"four\n").unwrap();

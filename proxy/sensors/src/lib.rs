@@ -37,17 +37,17 @@ pub use backend_metrics::BackendMetrics;
 pub use confirm::{HostConfirmed, host_confirmed, host_confirmed_of};
 pub use effort::effort;
 pub use ending::is_ending;
-pub use gpu::Gpus;
+pub use gpu::GpuSensors;
 pub use host::host_memory;
-pub use listener::{Listener, has_unix_listener, listener, port_owner};
+pub use listener::{PortListener, has_unix_listener, listener, port_owner};
 pub use oom::OomKills;
 pub use pressure::{CgroupMemory, cgroup_memory};
 pub use relatives::{
-    Ancestry, Relative, StartedProcess, children_of, host_memory_of, marked_below, process_tree, relatives,
-    user_of,
+    ChildAncestry, RelatedProcess, StartedProcess, children_of, host_memory_of, marked_below, process_tree,
+    relatives, user_of,
 };
-pub use report::Report;
-pub use standing::{Standing, standing};
+pub use report::CudaReport;
+pub use standing::{ProcessRunState, standing};
 pub use totals::{HostTotals, host_totals};
 
 /// Errors of reading a number.

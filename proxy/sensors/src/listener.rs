@@ -17,7 +17,7 @@ use crate::host::group;
 
 /// Listener of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listener {
+pub enum PortListener {
     /// The given process group, and no other process.
     Group,
     /// Another process, alone or in addition to the group.
@@ -33,11 +33,15 @@ pub enum Listener {
 ///
 /// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for
 /// `/proc/PID/fd`.
-pub fn listener(leader: u32, outside: impl FnOnce() -> Vec<u32>, address: SocketAddr) -> Option<Listener> {
+pub fn listener(
+    leader: u32,
+    outside: impl FnOnce() -> Vec<u32>,
+    address: SocketAddr,
+) -> Option<PortListener> {
     let all = entries().ok()?;
     let sockets = listening(&all, address);
     if sockets.is_empty() {
-        return Some(Listener::Nobody);
+        return Some(PortListener::Nobody);
     }
     let mut left = sockets;
     let mut hidden = false;
@@ -57,7 +61,7 @@ pub fn listener(leader: u32, outside: impl FnOnce() -> Vec<u32>, address: Socket
             }
         }
         if left.is_empty() {
-            return Some(Listener::Group);
+            return Some(PortListener::Group);
         }
     }
     if hidden {
@@ -70,7 +74,7 @@ pub fn listener(leader: u32, outside: impl FnOnce() -> Vec<u32>, address: Socket
             left.remove(&inode);
         }
     }
-    Some(if left.is_empty() { Listener::Group } else { Listener::Other })
+    Some(if left.is_empty() { PortListener::Group } else { PortListener::Other })
 }
 
 /// Returns which of these processes listens on `address`; `None` if none does or its files are hidden from
@@ -186,15 +190,15 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
         // Both this process and the owner have the socket; the given group having it is decisive.
-        assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
-        assert_eq!(listener(stranger.id(), Vec::new, address), Some(Listener::Other));
+        assert_eq!(listener(owner.id(), Vec::new, address), Some(PortListener::Group));
+        assert_eq!(listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
         drop(socket);
-        assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
+        assert_eq!(listener(owner.id(), Vec::new, address), Some(PortListener::Group));
         end(owner);
         // A child that another test forks at that moment has the socket, too, until its exec.
         let is_free = || {
             std::thread::yield_now();
-            listener(stranger.id(), Vec::new, address) == Some(Listener::Nobody)
+            listener(stranger.id(), Vec::new, address) == Some(PortListener::Nobody)
         };
         assert!((0..100_000).any(|_| is_free()), "{:?}", listener(stranger.id(), Vec::new, address));
         end(stranger);
@@ -205,8 +209,8 @@ mod tests {
         let socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let address = (Ipv4Addr::LOCALHOST, socket.local_addr().unwrap().port()).into();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
-        assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
-        assert_eq!(listener(stranger.id(), Vec::new, address), Some(Listener::Other));
+        assert_eq!(listener(owner.id(), Vec::new, address), Some(PortListener::Group));
+        assert_eq!(listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
         end(owner);
         end(stranger);
     }
@@ -225,10 +229,10 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let (leader, outside) = (sleeper(None), sleeper(Some(&socket)));
         let outside_id = outside.id();
-        assert_eq!(listener(leader.id(), Vec::new, address), Some(Listener::Other));
-        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(Listener::Group));
+        assert_eq!(listener(leader.id(), Vec::new, address), Some(PortListener::Other));
+        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(PortListener::Group));
         let _strangers = shared(address.port());
-        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(Listener::Other));
+        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(PortListener::Other));
         assert_eq!(port_owner([leader.id(), outside_id], address), Some(outside_id));
         end(leader);
         end(outside);
@@ -266,7 +270,7 @@ mod tests {
         let client = std::net::TcpStream::connect(address).unwrap();
         let stranger = sleeper(None);
         let port = client.local_addr().unwrap();
-        assert_eq!(listener(stranger.id(), Vec::new, port), Some(Listener::Nobody));
+        assert_eq!(listener(stranger.id(), Vec::new, port), Some(PortListener::Nobody));
         end(stranger);
     }
 }

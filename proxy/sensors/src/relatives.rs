@@ -37,18 +37,18 @@ impl StartedProcess {
     /// Returns the current process with this pid, which may be a zombie; `None` if there is none or `/proc`
     /// hides it.
     pub fn with_pid(pid: u32) -> Option<Self> {
-        Some(Relative::from_stat(&stat(pid)?)?.process)
+        Some(RelatedProcess::from_stat(&stat(pid)?)?.process)
     }
 
     /// Returns whether it exists and is no zombie.
     pub fn is_alive(self) -> bool {
-        Relative::with_pid(self.pid).is_some_and(|now| now.process == self && !now.is_zombie)
+        RelatedProcess::with_pid(self.pid).is_some_and(|now| now.process == self && !now.is_zombie)
     }
 }
 
 /// A process that belongs to a child, as read from `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Relative {
+pub struct RelatedProcess {
     /// Pid and start time.
     pub process: StartedProcess,
     /// Process id of its parent.
@@ -61,7 +61,7 @@ pub struct Relative {
     pub is_zombie: bool,
 }
 
-impl Relative {
+impl RelatedProcess {
     /// Reads the current process with this pid.
     pub fn with_pid(pid: u32) -> Option<Self> {
         Self::from_stat(&stat(pid)?)
@@ -81,7 +81,7 @@ impl Relative {
 
 /// The child whose relatives are looked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Ancestry<'a> {
+pub struct ChildAncestry<'a> {
     /// Pid of the child, which leads its own process group.
     pub leader: u32,
     /// Pid of the subreaper, to which orphans are reparented.
@@ -96,7 +96,7 @@ pub struct Ancestry<'a> {
 ///
 /// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for the new
 /// parent of orphans.
-pub fn relatives(of: Ancestry<'_>) -> Vec<Relative> {
+pub fn relatives(of: ChildAncestry<'_>) -> Vec<RelatedProcess> {
     let mut children = ChildTable::default().of(of.reaper);
     let mut found = Vec::new();
     for _ in 0..HANDED_ON_LOOKS {
@@ -112,11 +112,11 @@ pub fn relatives(of: Ancestry<'_>) -> Vec<Relative> {
     found
 }
 
-fn relatives_among(children: &[u32], of: Ancestry<'_>) -> Vec<Relative> {
+fn relatives_among(children: &[u32], of: ChildAncestry<'_>) -> Vec<RelatedProcess> {
     let mut table = ChildTable::default();
     let orphans = children.iter().copied().filter(|pid| *pid != of.leader);
     let is_ours = |pid: &u32| {
-        let in_group = Relative::with_pid(*pid).is_some_and(|orphan| orphan.group == of.leader);
+        let in_group = RelatedProcess::with_pid(*pid).is_some_and(|orphan| orphan.group == of.leader);
         in_group || has_mark(*pid, of.mark)
     };
     let mut unread: Vec<u32> = orphans.filter(is_ours).collect();
@@ -125,7 +125,7 @@ fn relatives_among(children: &[u32], of: Ancestry<'_>) -> Vec<Relative> {
 }
 
 /// Returns a process and its descendants; nothing if it is gone.
-pub fn process_tree(top: StartedProcess) -> Vec<Relative> {
+pub fn process_tree(top: StartedProcess) -> Vec<RelatedProcess> {
     if StartedProcess::with_pid(top.pid) != Some(top) {
         return Vec::new();
     }
@@ -134,7 +134,7 @@ pub fn process_tree(top: StartedProcess) -> Vec<Relative> {
 
 /// Returns the children of `reaper` with a variable of this name in their environment, and all their
 /// descendants.
-pub fn marked_below(reaper: u32, name: &str) -> Vec<Relative> {
+pub fn marked_below(reaper: u32, name: &str) -> Vec<RelatedProcess> {
     let mut table = ChildTable::default();
     let prefix = format!("{name}=");
     let marked =
@@ -150,8 +150,8 @@ pub fn user_of(pid: u32) -> Option<u32> {
 }
 
 /// Returns the children of a process, including zombies.
-pub fn children_of(pid: u32) -> Vec<Relative> {
-    ChildTable::default().of(pid).into_iter().filter_map(Relative::with_pid).collect()
+pub fn children_of(pid: u32) -> Vec<RelatedProcess> {
+    ChildTable::default().of(pid).into_iter().filter_map(RelatedProcess::with_pid).collect()
 }
 
 /// Sums the host memory of these processes, skipping ended ones; `None` if all have.
@@ -185,7 +185,7 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
             Err(_) => Vec::new(),
         };
         // Empty or truncated during an exec; empty for a zombie.
-        if environment.ends_with(&[0]) || Relative::with_pid(pid).is_none_or(|one| one.is_zombie) {
+        if environment.ends_with(&[0]) || RelatedProcess::with_pid(pid).is_none_or(|one| one.is_zombie) {
             break;
         }
         std::thread::sleep(EXEC_PAUSE);
@@ -216,13 +216,13 @@ impl ChildTable {
     }
 
     /// Returns these processes and all their descendants.
-    fn below(&mut self, mut unread: Vec<u32>) -> Vec<Relative> {
-        let mut found: BTreeMap<u32, Relative> = BTreeMap::new();
+    fn below(&mut self, mut unread: Vec<u32>) -> Vec<RelatedProcess> {
+        let mut found: BTreeMap<u32, RelatedProcess> = BTreeMap::new();
         while let Some(pid) = unread.pop() {
             if found.contains_key(&pid) {
                 continue;
             }
-            let Some(relative) = Relative::with_pid(pid) else { continue };
+            let Some(relative) = RelatedProcess::with_pid(pid) else { continue };
             found.insert(pid, relative);
             unread.extend(self.of(pid));
         }
@@ -233,7 +233,7 @@ impl ChildTable {
 fn by_parent() -> BTreeMap<u32, Vec<u32>> {
     let mut all: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for process in procfs::process::all_processes().into_iter().flatten().filter_map(Result::ok) {
-        if let Some(found) = process.stat().ok().as_ref().and_then(Relative::from_stat) {
+        if let Some(found) = process.stat().ok().as_ref().and_then(RelatedProcess::from_stat) {
             all.entry(found.parent).or_default().push(found.process.pid);
         }
     }
@@ -261,7 +261,8 @@ mod tests {
                 .unwrap()
         };
         let (mut leader, mut server) = (start("exec sleep 60"), start("exec /bin/sh -c \"$AGAIN\""));
-        let of = Ancestry { leader: leader.id(), reaper: std::process::id(), mark: "WARDEN_TEST_MARK=exec" };
+        let of =
+            ChildAncestry { leader: leader.id(), reaper: std::process::id(), mark: "WARDEN_TEST_MARK=exec" };
         let is_found = || relatives(of).iter().any(|one| one.process.pid == server.id());
         let missed = (0..3000).filter(|_| !is_found()).count();
         for child in [&mut leader, &mut server] {
@@ -288,12 +289,12 @@ mod tests {
         };
         let (mut one, left) = start("one");
         let (mut other, others) = start("other");
-        let of = Ancestry { leader: one.id(), reaper: std::process::id(), mark: "WARDEN_TEST_MARK=one" };
+        let of = ChildAncestry { leader: one.id(), reaper: std::process::id(), mark: "WARDEN_TEST_MARK=one" };
         let found = relatives(of);
         assert!(found.iter().any(|relative| relative.process.pid == left && relative.group != one.id()));
         assert!(!found.iter().any(|relative| [one.id(), other.id(), others].contains(&relative.process.pid)));
         // With another leader, only the mark identifies it.
-        let of = Ancestry { leader: other.id(), ..of };
+        let of = ChildAncestry { leader: other.id(), ..of };
         let found: Vec<u32> = relatives(of).iter().map(|relative| relative.process.pid).collect();
         assert!(found.contains(&left) && found.contains(&one.id()) && found.contains(&others), "{found:?}");
         assert!(host_memory_of([left]).unwrap().anon > 0);

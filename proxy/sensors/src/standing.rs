@@ -5,7 +5,7 @@ use procfs::process::Process;
 
 /// Ability of a process to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct ProcessRunState {
     /// A signal or a debugger has stopped the process.
     pub stopped: bool,
     /// Pages read from a disk for it since its start.
@@ -15,9 +15,9 @@ pub struct Standing {
 /// Reads whether a process can run; `None` if it is gone or `/proc` does not show it.
 ///
 /// Source: `proc(5)`, fields 3 and 12 of `/proc/PID/stat`.
-pub fn standing(pid: u32) -> Option<Standing> {
+pub fn standing(pid: u32) -> Option<ProcessRunState> {
     let stat = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()?;
-    Some(Standing { stopped: matches!(stat.state, 'T' | 't'), major_faults: stat.majflt })
+    Some(ProcessRunState { stopped: matches!(stat.state, 'T' | 't'), major_faults: stat.majflt })
 }
 
 #[cfg(test)]

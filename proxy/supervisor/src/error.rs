@@ -10,7 +10,7 @@ use warden_policies::{ByteSize, ModelName};
 
 /// Why a start failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct BackendFailure {
     /// Kind of failure.
     pub kind: FailureKind,
     /// Description and advice for people, in one sentence.
@@ -186,7 +186,7 @@ impl std::fmt::Display for NoRoom {
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "each message says what its fields are")]
-pub enum Denied {
+pub enum LeaseDenied {
     /// The queue is full.
     #[error("the queue is full: {waiting} of {depth} places are taken")]
     QueueFull { waiting: usize, depth: usize },
@@ -206,14 +206,14 @@ pub enum Denied {
     NeverLoaded(String),
     /// The backend cannot be started at present; the next attempt comes after the given time.
     #[error("the backend does not start: {}", .0.message)]
-    StartFailed(Failure, Option<Duration>),
+    StartFailed(BackendFailure, Option<Duration>),
     /// The backend cannot start until a flag or file changes. A change starts it, and the given time in any
     /// case.
     #[error("the backend cannot start before something changes: {}", .0.message)]
-    Failed(Failure, Duration),
+    Failed(BackendFailure, Duration),
     /// The remote endpoint does not answer; it is probed again after the given time.
     #[error("{}", .0.message)]
-    Silent(Failure, Duration),
+    Silent(BackendFailure, Duration),
     /// The program is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -231,7 +231,7 @@ pub enum ControlError {
     Unknown(#[from] ResolveError),
     /// The new generation did not start.
     #[error("the new process of `{model}` did not start: {}", failure.message)]
-    StartFailed { model: ModelName, failure: Failure },
+    StartFailed { model: ModelName, failure: BackendFailure },
     /// Another command came in between: a drain, a removal or the shutdown.
     #[error("the restart of `{model}` was given up: {because}")]
     GivenUp { model: ModelName, because: String },
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn every_error_says_what_was_being_done_and_what_cures_it() {
         let source = || io::Error::other("the kernel said no");
-        let failure = || Failure {
+        let failure = || BackendFailure {
             kind: FailureKind::BadModel,
             message: "the model file /m.gguf does not exist".into(),
             lines: Vec::new(),
@@ -346,13 +346,13 @@ mod tests {
             FleetError::ShuttingDown,
         ];
         let denied = [
-            Denied::QueueFull { waiting: 8, depth: 8 },
-            Denied::NoRoom(short),
-            Denied::Deadline { waited: Duration::from_millis(30_040) },
-            Denied::StartFailed(failure(), None),
-            Denied::Failed(failure(), Duration::from_secs(60)),
-            Denied::ShuttingDown,
-            Denied::Removed,
+            LeaseDenied::QueueFull { waiting: 8, depth: 8 },
+            LeaseDenied::NoRoom(short),
+            LeaseDenied::Deadline { waited: Duration::from_millis(30_040) },
+            LeaseDenied::StartFailed(failure(), None),
+            LeaseDenied::Failed(failure(), Duration::from_secs(60)),
+            LeaseDenied::ShuttingDown,
+            LeaseDenied::Removed,
         ];
         let control = [
             unknown(&[]).into(),

@@ -64,51 +64,52 @@ pub mod view;
 mod worker_threads;
 
 pub use error::{
-    CanaryError, ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError,
+    BackendFailure, CanaryError, ControlError, FailureKind, FleetError, LeaseDenied, NoRoom, ResolveError,
+    SpawnError,
 };
-pub use fleet::handover::{Count, FleetWill, Frozen, Remains, Shares, WillPiece};
+pub use fleet::handover::{FleetWill, FrozenFleet, RemainingWork, RemoteCount, SlotShares, WillPiece};
 pub use fleet::{CanaryRoute, Fleet};
 pub use lease::Lease;
-pub use lease::address::Address;
-pub use lease::admit::{Size, Weighed};
-pub use lease::outcomes::Outcome;
-pub use lease::pulse::Asked;
-pub use lease::queue::coming::Coming;
-pub use lease::queue::ward::Alone;
-pub use lease::refused::Refused;
-pub use lease::turns::Turn;
+pub use lease::address::LeaseAddress;
+pub use lease::admit::{PromptFit, PromptSize};
+pub use lease::outcomes::ExchangeOutcome;
+pub use lease::pulse::SentRequest;
+pub use lease::queue::coming::NextProcess;
+pub use lease::queue::ward::SolitudeResult;
+pub use lease::refused::ModelRefusal;
+pub use lease::turns::ConversationTurn;
 pub use memory::leak_history::{KnownMemory, known_memory, remember, remember_start};
-pub use origin::{Origin, Wire};
-pub use process::child::Child;
+pub use origin::{EndpointStream, RemoteOrigin};
+pub use process::child::ChildProcess;
 pub use process::directories::restore as restore_directory;
-pub use process::endpoint::Endpoint;
-pub use process::group::Exit;
-pub use process::heir::Gate;
+pub use process::endpoint::ListenAddress;
+pub use process::group::ProcessExit;
+pub use process::heir::OpenGate;
 pub use process::hints::{no_slot_files, stays_cold};
 pub use process::host::has_gpu;
 pub use process::instance;
-pub use process::needs::Kin;
-pub use process::nursery::{Nursery, NurseryHandle};
+pub use process::needs::AnswerIdentity;
+pub use process::nursery::{NurseryHandle, ProcessNursery};
 pub use process::private_dir::PrivateDir;
-pub use process::root::ask::Program;
+pub use process::root::ask::SuccessorProgram;
 pub use process::root::wire;
-pub use process::spawn::{SUCCEEDS, Succession};
-pub use process::touch::Said;
+pub use process::spawn::{SUCCESSION_VARIABLE, Succession};
+pub use process::touch::AnswerText;
 pub use process::{nursery, private_dir, regular_file, trusted_path};
-pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
+pub use solo::{SoloOutput, SoloProcess, SoloProps, SoloReading, SoloSpec, SoloStarter};
 pub use spec::*;
-pub use start_search::StartHunt;
+pub use start_search::StartSearchRun;
 pub use state::{StateKind, StateView, StateWriter, may_pass};
 pub use view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
-pub use view::event::{ApplyReport, Event, EventKind, EventTail};
-pub use view::ledger::{Evidence, LedgerEntry, Mode};
-pub use view::log::{LogLine, LogTail, Stream};
+pub use view::event::{ApplyReport, EventKind, EventTail, FleetEvent};
+pub use view::ledger::{LedgerEntry, ReplacementEvidence, ReplacementMode};
+pub use view::log::{LogLine, LogTail, OutputStream};
 pub use view::pin_entry::{PinEntry, PinKind, PinView};
 pub use view::ready_since::ReadySince;
 pub use view::reclaim_entry::{ReclaimEntry, ReclaimKind};
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;
-pub use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
+pub use warden_policies::quarantine::{QuarantinePolicy, RequestFingerprint, RequestStanding};
 pub use worker_threads::{
-    Work, WorkError, WorkKind, resolve_host, run_detached, run_job, start_worker_threads,
+    PendingWork, WorkError, WorkKind, resolve_host, run_detached, run_job, start_worker_threads,
 };

@@ -17,35 +17,36 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::lifecycle::LifecyclePolicy;
-use warden_policies::sample::{Sample, SampleEdge, Work};
-use warden_policies::secrets::{self, Known};
+use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
+use warden_policies::secrets::{self, KnownSecrets};
 use warden_policies::{GenerationId, ModelName, ServerFacts};
-use warden_sensors::report::Fix;
-use warden_sensors::{HostTotals, Report};
+use warden_sensors::report::ActiveFix;
+use warden_sensors::{CudaReport, HostTotals};
 
-use crate::error::{Failure, FleetError, SpawnError};
+use crate::error::{BackendFailure, FleetError, SpawnError};
 use crate::memory::declared_memory;
-use crate::process::endpoint::{Endpoint, endpoint, flags};
-use crate::process::failure::{self, End, StartLateness};
-use crate::process::group::Exit;
+use crate::process::endpoint::{ListenAddress, endpoint, flags};
+use crate::process::failure::{self, StartEnd, StartLateness};
+use crate::process::group::ProcessExit;
 use crate::process::hints::api_key;
-use crate::process::host::Host;
+use crate::process::host::HostWorld;
 use crate::process::nursery::NurseryHandle;
 use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket};
 use crate::process::standstill::stands_still;
 use crate::process::{
-    Ask, Health, LineSink, NoVram, Process, Props, World, directories, discreet, reclaim_file, report_file,
+    BackendProcess, LineSink, NoVram, ProbeResult, ProcessWorld, SampleOptions, ServerProps, directories,
+    discreet, reclaim_file, report_file,
 };
-use crate::spec::{Command, Socket, SpawnRequest, Watch};
+use crate::spec::{ServerCommand, SocketMode, SpawnRequest, WatchConfig};
 use crate::sync::lock;
 use crate::view::{DeviceView, InputModalities};
 
 /// Starts single processes.
 #[derive(Clone, Debug)]
-pub struct Starter {
-    world: Arc<dyn World>,
+pub struct SoloStarter {
+    world: Arc<dyn ProcessWorld>,
     directory: PathBuf,
-    watch: Watch,
+    watch: WatchConfig,
     lifecycle: LifecyclePolicy,
     /// Name in socket files.
     name: ModelName,
@@ -56,16 +57,16 @@ pub struct Starter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoloSpec {
     /// Binary, arguments except for the address, environment.
-    pub command: Command,
+    pub command: ServerCommand,
     /// Added to our own `oom_score_adj`.
     pub oom_score_adj: i32,
     /// Kind of address.
-    pub socket: Socket,
+    pub socket: SocketMode,
     /// Known facts about its binary.
     pub facts: ServerFacts,
 }
 
-impl Starter {
+impl SoloStarter {
     /// `runtime_dir`: a private directory for sockets with a short path, created if missing. Of
     /// `lifecycle`, start, probes and stop apply; of `watch`, the number of kept lines and the limit of a
     /// reading.
@@ -77,16 +78,16 @@ impl Starter {
         nursery: NurseryHandle,
         runtime_dir: &Path,
         lifecycle: &LifecyclePolicy,
-        watch: Watch,
+        watch: WatchConfig,
     ) -> Result<Self, FleetError> {
-        Self::within(Arc::new(Host::new(nursery)), runtime_dir, lifecycle, watch, ModelName::new("solo"))
+        Self::within(Arc::new(HostWorld::new(nursery)), runtime_dir, lifecycle, watch, ModelName::new("solo"))
     }
 
     pub(crate) fn within(
-        world: Arc<dyn World>,
+        world: Arc<dyn ProcessWorld>,
         runtime_dir: &Path,
         lifecycle: &LifecyclePolicy,
-        watch: Watch,
+        watch: WatchConfig,
         name: ModelName,
     ) -> Result<Self, FleetError> {
         let directory = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
@@ -104,7 +105,7 @@ impl Starter {
     /// # Errors
     ///
     /// It ends or hangs before it is ready. The failure has its last lines.
-    pub async fn start(&self, spec: &SoloSpec) -> Result<Solo, Box<Failure>> {
+    pub async fn start(&self, spec: &SoloSpec) -> Result<SoloProcess, Box<BackendFailure>> {
         self.start_unless(spec, std::future::pending()).await.map_err(|unstarted| unstarted.failure)
     }
 
@@ -114,19 +115,19 @@ impl Starter {
         &self,
         spec: &SoloSpec,
         stop: impl Future<Output = ()>,
-    ) -> Result<Solo, FailedStart> {
+    ) -> Result<SoloProcess, FailedStart> {
         let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
         let socket = socket(&self.directory, &self.name, generation);
         let said = Arc::new(SoloLog::new(&spec.command, self.watch.child.log_lines));
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
         let (endpoint, failed) = match endpoint(spec.socket, spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
-            Err(error) => (Endpoint::Unix(socket.clone()), Some(error)),
+            Err(error) => (ListenAddress::Unix(socket.clone()), Some(error)),
         };
         request.command.args.extend(flags(&endpoint));
         report_file::announce(&mut request.command, &socket, true);
         reclaim_file::announce(&mut request.command, &socket, false);
-        let files = Files(socket.clone());
+        let files = SoloFiles(socket.clone());
         files.remove();
         let told = Arc::clone(&said);
         let sink: LineSink = Arc::new(move |_, line| told.take(line));
@@ -138,19 +139,19 @@ impl Starter {
             self.world.spawn(request, socket.clone(), at, longest, sink).await
         };
         let lines = self.watch.child.failure_lines;
-        let judge = |end: End<'_>, said: &SoloLog| FailedStart {
+        let judge = |end: StartEnd<'_>, said: &SoloLog| FailedStart {
             failure: Box::new(failure::judge(&end, &said.lines(), lines, 1)),
-            exit: if let End::Exited(exit, _) = end { Some(exit) } else { None },
+            exit: if let StartEnd::Exited(exit, _) = end { Some(exit) } else { None },
         };
-        let process = process.map_err(|error| judge(End::NotSpawned(&error), &said))?;
-        let mut solo = Solo {
+        let process = process.map_err(|error| judge(StartEnd::NotSpawned(&error), &said))?;
+        let mut solo = SoloProcess {
             process,
             endpoint,
             key: api_key(&spec.command),
             said,
             spawned,
             ready_after: Duration::ZERO,
-            props: Props::default(),
+            props: ServerProps::default(),
             watch: self.watch,
             lifecycle: self.lifecycle,
             _files: files,
@@ -158,7 +159,7 @@ impl Starter {
         tokio::select! {
             biased;
             exit = solo.process.wait() => {
-                Err(judge(End::Exited(exit, failure::OutOfMemory::Unknown), &solo.said))
+                Err(judge(StartEnd::Exited(exit, failure::OomEvidence::Unknown), &solo.said))
             }
             () = self.ready(&solo) => {
                 solo.ready_after = spawned.elapsed();
@@ -167,20 +168,20 @@ impl Starter {
                 Ok(solo)
             }
             lateness = until_too_late(&*solo.process, &self.lifecycle) => {
-                let unstarted = judge(End::TimedOut(lateness), &solo.said);
+                let unstarted = judge(StartEnd::TimedOut(lateness), &solo.said);
                 solo.stop().await;
                 Err(unstarted)
             }
             () = stop => {
                 solo.process.kill();
                 let exit = solo.process.wait().await;
-                Err(judge(End::Exited(exit, failure::OutOfMemory::Unknown), &solo.said))
+                Err(judge(StartEnd::Exited(exit, failure::OomEvidence::Unknown), &solo.said))
             }
         }
     }
 
-    async fn ready(&self, solo: &Solo) {
-        while solo.process.probe(self.lifecycle.probe_timeout).await != Health::Ready {
+    async fn ready(&self, solo: &SoloProcess) {
+        while solo.process.probe(self.lifecycle.probe_timeout).await != ProbeResult::Ready {
             tokio::time::sleep(self.lifecycle.start_probe_interval).await;
         }
     }
@@ -197,7 +198,7 @@ impl Starter {
 }
 
 /// Resolves when a start exceeds its time limit.
-async fn until_too_late(process: &dyn Process, lifecycle: &LifecyclePolicy) -> StartLateness {
+async fn until_too_late(process: &dyn BackendProcess, lifecycle: &LifecyclePolicy) -> StartLateness {
     let (in_all, still) = (lifecycle.start_timeout, lifecycle.start_stall);
     tokio::select! {
         () = tokio::time::sleep(in_all) => StartLateness::NotReady(in_all),
@@ -208,24 +209,24 @@ async fn until_too_late(process: &dyn Process, lifecycle: &LifecyclePolicy) -> S
 /// A failed start.
 #[derive(Debug)]
 pub(crate) struct FailedStart {
-    pub(crate) failure: Box<Failure>,
+    pub(crate) failure: Box<BackendFailure>,
     /// Exit of the process; `None` if there was none, or it was not ready in time.
-    pub(crate) exit: Option<Exit>,
+    pub(crate) exit: Option<ProcessExit>,
 }
 
 /// A running process. Dropping it kills its process group.
 #[derive(Debug)]
-pub struct Solo {
-    process: Arc<dyn Process>,
-    endpoint: Endpoint,
+pub struct SoloProcess {
+    process: Arc<dyn BackendProcess>,
+    endpoint: ListenAddress,
     key: Option<String>,
     said: Arc<SoloLog>,
     spawned: Instant,
     ready_after: Duration,
-    props: Props,
-    watch: Watch,
+    props: ServerProps,
+    watch: WatchConfig,
     lifecycle: LifecyclePolicy,
-    _files: Files,
+    _files: SoloFiles,
 }
 
 /// Properties from `/props` when it was ready; unknown ones are `None`.
@@ -245,7 +246,7 @@ pub struct SoloProps {
 #[derive(Clone, Debug)]
 pub struct SoloReading {
     /// Sample for the policies.
-    pub sample: Sample,
+    pub sample: BackendSample,
     /// Bytes of host memory that it may keep and that are not measured.
     pub allowed: u64,
     /// Why VRAM is unknown, if it should be known.
@@ -255,21 +256,22 @@ pub struct SoloReading {
     /// Memory of the machine.
     pub totals: Option<HostTotals>,
     /// Report of GPU memory, if the build writes one.
-    pub report: Option<Report>,
+    pub report: Option<CudaReport>,
 }
 
 impl SoloReading {
     /// Captured graphs, by its report; `None` if the build limits them, because they may still grow up to
     /// the limit.
     pub fn graphs(&self) -> Option<u64> {
-        let report = self.report.as_ref().filter(|report| !report.active.contains(&Fix::GraphCacheCap))?;
+        let report =
+            self.report.as_ref().filter(|report| !report.active.contains(&ActiveFix::GraphCacheCap))?;
         Some(report.totals().counts.graphs_live)
     }
 }
 
-impl Solo {
+impl SoloProcess {
     /// Address on which it listens.
-    pub fn endpoint(&self) -> &Endpoint {
+    pub fn endpoint(&self) -> &ListenAddress {
         &self.endpoint
     }
 
@@ -290,7 +292,7 @@ impl Solo {
 
     /// Properties when it was ready.
     pub fn props(&self) -> SoloProps {
-        let Props { slots, n_ctx, modalities, build, .. } = self.props;
+        let ServerProps { slots, n_ctx, modalities, build, .. } = self.props;
         SoloProps { slots, n_ctx, modalities, build }
     }
 
@@ -299,17 +301,18 @@ impl Solo {
     pub async fn sample(
         &self,
         edge: SampleEdge,
-        work: Work,
+        work: WorkDone,
         in_flight: u32,
         largest_prompt: u64,
     ) -> SoloReading {
         let limit = self.watch.sensors.read_limit;
-        let ask = Ask { confirm: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
+        let ask =
+            SampleOptions { confirm: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
         let at = self.spawned.elapsed();
         let reading = self.process.sample(ask).await;
         let (pools, allowed) = self.said.kept(reading.report.as_ref(), &reading.vram);
         SoloReading {
-            sample: Sample {
+            sample: BackendSample {
                 at,
                 edge,
                 host: reading.host,
@@ -344,13 +347,13 @@ impl Solo {
     }
 
     /// Waits until it ends by itself, and returns the failure. May be called again, may be dropped.
-    pub async fn ended(&self) -> Failure {
+    pub async fn ended(&self) -> BackendFailure {
         let exit = self.process.wait().await;
         self.judge(exit)
     }
 
     /// Same as [`Self::ended`], with the exit.
-    pub async fn exited(&self) -> (Exit, Failure) {
+    pub async fn exited(&self) -> (ProcessExit, BackendFailure) {
         let exit = self.process.wait().await;
         (exit, self.judge(exit))
     }
@@ -374,9 +377,9 @@ impl Solo {
         }
     }
 
-    fn judge(&self, exit: Exit) -> Failure {
+    fn judge(&self, exit: ProcessExit) -> BackendFailure {
         failure::judge(
-            &End::Exited(exit, failure::OutOfMemory::Unknown),
+            &StartEnd::Exited(exit, failure::OomEvidence::Unknown),
             &self.said.lines(),
             self.watch.child.failure_lines,
             1,
@@ -385,7 +388,7 @@ impl Solo {
 
     /// Sends TERM, and KILL after the grace, and returns the exit. Close all connections first:
     /// llama-server waits for them.
-    pub async fn stop(self) -> Exit {
+    pub async fn stop(self) -> ProcessExit {
         self.process.terminate();
         if let Ok(exit) = tokio::time::timeout(self.lifecycle.stop_grace, self.process.wait()).await {
             return exit;
@@ -415,16 +418,16 @@ impl SoloOutput {
 
 /// Socket and report of the process, removed when it is gone.
 #[derive(Debug)]
-struct Files(PathBuf);
+struct SoloFiles(PathBuf);
 
-impl Files {
+impl SoloFiles {
     fn remove(&self) {
         drop(std::fs::remove_file(&self.0));
         report_file::remove(&self.0);
     }
 }
 
-impl Drop for Files {
+impl Drop for SoloFiles {
     fn drop(&mut self) {
         self.remove();
     }
@@ -434,12 +437,12 @@ impl Drop for Files {
 #[derive(Debug)]
 struct SoloLog {
     keep: usize,
-    given: Known,
-    state: Mutex<State>,
+    given: KnownSecrets,
+    state: Mutex<SoloLogState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SoloLogState {
     lines: VecDeque<String>,
     /// Lines so far, including those no longer kept.
     heard: usize,
@@ -447,8 +450,9 @@ struct State {
 }
 
 impl SoloLog {
-    fn new(command: &Command, keep: usize) -> Self {
-        let state = State { lines: VecDeque::new(), heard: 0, declared: declared_memory::of(command, None) };
+    fn new(command: &ServerCommand, keep: usize) -> Self {
+        let state =
+            SoloLogState { lines: VecDeque::new(), heard: 0, declared: declared_memory::of(command, None) };
         Self { keep: keep.max(1), given: discreet::known(command), state: Mutex::new(state) }
     }
 
@@ -468,11 +472,11 @@ impl SoloLog {
     }
 
     /// Records that it is ready: defaults depend on its build.
-    fn ready(&self, command: &Command, props: Props, available: Option<u64>) {
+    fn ready(&self, command: &ServerCommand, props: ServerProps, available: Option<u64>) {
         let mut state = lock(&self.state);
         if props.build.is_some() {
             state.declared = declared_memory::of(command, props.build);
-            let State { lines, declared, .. } = &mut *state;
+            let SoloLogState { lines, declared, .. } = &mut *state;
             for line in lines.iter().filter(|line| declared_memory::is_telling(line)) {
                 declared.learn(line);
             }
@@ -487,8 +491,8 @@ impl SoloLog {
 
     fn kept(
         &self,
-        report: Option<&Report>,
-        vram: &[warden_policies::Vram],
+        report: Option<&CudaReport>,
+        vram: &[warden_policies::VramReading],
     ) -> (Vec<(warden_policies::MemoryKind, u64)>, u64) {
         let state = lock(&self.state);
         (declared_memory::pools(&state.declared, report, vram), declared_memory::allowed(&state.declared))
@@ -505,7 +509,7 @@ mod tests {
 
     #[test]
     fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
-        let command = Command::bare("x".into());
+        let command = ServerCommand::bare("x".into());
         let said = Arc::new(SoloLog::new(&command, 3));
         let output = SoloOutput(Arc::clone(&said));
         let take = |lines: &[&str]| {

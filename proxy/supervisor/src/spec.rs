@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
-use warden_policies::book::Needs;
+use warden_policies::book::MemoryNeeds;
 use warden_policies::canary;
 use warden_policies::defaults::{self, Child, Sensors};
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::health::HealthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::loading;
-pub use warden_policies::modes::{Replace, Socket};
+pub use warden_policies::modes::{ReplaceMode, SocketMode};
 use warden_policies::quarantine::QuarantinePolicy;
 use warden_policies::recycle::RecyclePolicy;
 use warden_policies::start_search::StartSwitch;
 use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 
-use crate::origin::Origin;
+use crate::origin::RemoteOrigin;
 
 /// Command that runs llama-server for one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Command {
+pub struct ServerCommand {
     /// Words before the binary: a program that finally executes it, such as `nice -n 5`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wrapper: Vec<String>,
@@ -46,7 +46,7 @@ pub struct Command {
 /// Name of llama.cpp's combined program, and the subcommand for llama-server.
 const UNIFIED_PROGRAM: (&str, &str) = ("llama", "serve");
 
-impl Command {
+impl ServerCommand {
     /// A binary alone: no wrapper, no arguments, our environment and directory.
     pub fn bare(binary: PathBuf) -> Self {
         Self {
@@ -83,7 +83,7 @@ impl Command {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpawnRequest {
     /// Binary, all arguments, environment, directory.
-    pub command: Command,
+    pub command: ServerCommand,
     /// Added to our own `oom_score_adj`; the sum is kept within -1000 to 1000.
     pub oom_score_adj: i32,
 }
@@ -105,7 +105,7 @@ pub struct ModelSpec {
     /// Other names.
     pub aliases: Vec<String>,
     /// Command.
-    pub command: Command,
+    pub command: ServerCommand,
     /// Run options: number of processes, start, address, recording.
     pub run: defaults::Model,
     /// Limits of the queue.
@@ -179,7 +179,7 @@ pub struct CanarySpec {
     /// Share of conversations that it answers, above 0.
     pub share: f64,
     /// Duration, and thresholds for a worse build.
-    pub numbers: canary::Numbers,
+    pub numbers: canary::CanaryConfig,
 }
 
 /// A model that a remote endpoint serves.
@@ -190,7 +190,7 @@ pub struct RemoteSpec {
     /// Other names.
     pub aliases: Vec<String>,
     /// Address of the endpoint.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<RemoteOrigin>,
     /// Name of the model there.
     pub model: String,
     /// Limits of the queue.
@@ -207,7 +207,7 @@ pub struct FallbackSpec {
     /// Arguments appended to the others, so that they take precedence.
     pub args: Vec<String>,
     /// Memory that one process then needs, as far as known.
-    pub needs: Option<Needs>,
+    pub needs: Option<MemoryNeeds>,
 }
 
 /// Configuration of a fleet.
@@ -222,20 +222,20 @@ pub struct FleetConfig {
     /// Budgets over all processes together.
     pub shared: SharedBudgets,
     /// Loading and unloading of models.
-    pub loading: loading::Numbers,
+    pub loading: loading::LoadingConfig,
     /// Numbers of the growth detector.
     pub growth: GrowthPolicy,
     /// Thresholds for symptoms.
     pub health: HealthPolicy,
     /// Default numbers for canaries.
-    pub canary: canary::Numbers,
+    pub canary: canary::CanaryConfig,
     /// Private directory (mode 0700) for the children's sockets and memory reports. The path must be short:
     /// a Unix socket's path has at most 107 bytes.
     pub runtime_dir: PathBuf,
     /// Directory of the ledger, recordings and data of earlier runs.
     pub state_dir: PathBuf,
     /// Sampling and storage.
-    pub watch: Watch,
+    pub watch: WatchConfig,
 }
 
 /// Budgets over all processes on this host, and over all on each GPU. If one is exceeded, the process whose
@@ -254,7 +254,7 @@ pub struct SharedBudgets {
 
 /// Sampling and storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Watch {
+pub struct WatchConfig {
     /// Sensors and their intervals.
     pub sensors: Sensors,
     /// Options for children and their output.
@@ -265,7 +265,7 @@ pub struct Watch {
 #[derive(Clone, Debug)]
 pub(crate) struct CommonConfig {
     pub(crate) shared: SharedBudgets,
-    pub(crate) loading: loading::Numbers,
+    pub(crate) loading: loading::LoadingConfig,
     pub(crate) growth: GrowthPolicy,
     pub(crate) health: HealthPolicy,
 }
@@ -289,7 +289,8 @@ mod tests {
     fn a_command_is_started_as_its_wrapper_or_as_a_server() {
         let words = |wrapper: &[&str], binary: &str| {
             let wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
-            let command = Command { wrapper, args: vec!["-c".to_owned()], ..Command::bare(binary.into()) };
+            let command =
+                ServerCommand { wrapper, args: vec!["-c".to_owned()], ..ServerCommand::bare(binary.into()) };
             let flat = command.clone().flat();
             assert_eq!(flat.program_words().len(), 1, "{flat:?}");
             let flat = std::iter::once(flat.binary.into_os_string())

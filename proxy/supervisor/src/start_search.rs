@@ -9,14 +9,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::start_search::{SearchStep, StartAttempt, StartFinding, StartSearch, StartSwitch};
 
-use crate::error::{Failure, FailureKind};
+use crate::error::{BackendFailure, FailureKind};
 use crate::process::failure;
-use crate::process::group::Exit;
-use crate::solo::{FailedStart, SoloSpec, Starter};
+use crate::process::group::ProcessExit;
+use crate::solo::{FailedStart, SoloSpec, SoloStarter};
 
 /// Server and options for a search.
 #[derive(Clone, Debug)]
-pub struct StartHunt {
+pub struct StartSearchRun {
     /// Server as configured.
     pub spec: SoloSpec,
     /// Options, the cheapest and likeliest first.
@@ -27,12 +27,12 @@ pub struct StartHunt {
     pub death: String,
 }
 
-impl StartHunt {
+impl StartSearchRun {
     /// Searches until the finding is known, or `stop` is cancelled. Dropping the future kills its process.
     /// `watch` gets the added words before each start; none for the configured command.
     pub async fn run(
         self,
-        starter: &Starter,
+        starter: &SoloStarter,
         watch: &mut (dyn FnMut(Option<&StartSwitch>) + Send),
         stop: &CancellationToken,
     ) -> StartFinding {
@@ -69,7 +69,7 @@ impl StartHunt {
     }
 }
 
-async fn attempt(starter: &Starter, spec: &SoloSpec, over: impl Future<Output = ()>) -> StartAttempt {
+async fn attempt(starter: &SoloStarter, spec: &SoloSpec, over: impl Future<Output = ()>) -> StartAttempt {
     match starter.start_unless(spec, over).await {
         Ok(solo) => {
             solo.stop().await;
@@ -85,15 +85,15 @@ async fn attempt(starter: &Starter, spec: &SoloSpec, over: impl Future<Output = 
 /// Description of a death before readiness that an option may avoid: by the process's own signal or a
 /// failed assertion, also if a script turned it into an exit code. A failure with its own reason (memory, a
 /// file, a flag) is none.
-pub(crate) fn death_at_load(exit: Option<Exit>, failure: &Failure) -> Option<String> {
+pub(crate) fn death_at_load(exit: Option<ProcessExit>, failure: &BackendFailure) -> Option<String> {
     /// Exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
     const SHELL_SIGNAL_CODES: [i32; 6] = [132, 133, 134, 135, 136, 139];
     let exit = exit.filter(|exit| exit.is_its_own())?;
     let line = failure::crash_line(&failure.lines);
     let died = match exit {
-        Exit::Signal(_) => true,
-        Exit::Code(code) => SHELL_SIGNAL_CODES.contains(&code) || line.is_some(),
-        Exit::Unknown => false,
+        ProcessExit::Signal(_) => true,
+        ProcessExit::Code(code) => SHELL_SIGNAL_CODES.contains(&code) || line.is_some(),
+        ProcessExit::Unknown => false,
     };
     let nameless = matches!(failure.kind, FailureKind::Signal | FailureKind::Exit | FailureKind::NotLoaded);
     let line = line.map(|line| format!(", {line}")).unwrap_or_default();
@@ -101,7 +101,7 @@ pub(crate) fn death_at_load(exit: Option<Exit>, failure: &Failure) -> Option<Str
 }
 
 /// True if a failure, known only by its text, may be such a death, so that a search is worthwhile.
-pub fn may_be_load_death(failure: &Failure) -> bool {
+pub fn may_be_load_death(failure: &BackendFailure) -> bool {
     failure.kind == FailureKind::Signal || failure::crash_line(&failure.lines).is_some()
 }
 
@@ -109,31 +109,32 @@ pub fn may_be_load_death(failure: &Failure) -> bool {
 mod tests {
     use super::*;
 
-    fn failure(kind: FailureKind, lines: &[&str]) -> Failure {
+    fn failure(kind: FailureKind, lines: &[&str]) -> BackendFailure {
         let lines = lines.iter().map(|&line| line.to_owned()).collect();
-        Failure { kind, message: "it ended".to_owned(), lines, failures: 1 }
+        BackendFailure { kind, message: "it ended".to_owned(), lines, failures: 1 }
     }
 
     #[test]
     fn a_signal_of_its_own_and_a_failed_assertion_are_deaths_and_a_named_failure_is_none() {
         let assert = ["0.1 I load", "ggml.c:1: GGML_ASSERT(n > 1) failed"];
         for (exit, kind, lines, died) in [
-            (Exit::Signal(libc::SIGSEGV), FailureKind::Signal, &[][..], true),
-            (Exit::Signal(libc::SIGSEGV), FailureKind::NotLoaded, &[], true),
-            (Exit::Signal(libc::SIGABRT), FailureKind::Signal, &assert, true),
-            (Exit::Code(139), FailureKind::Exit, &[], true),
-            (Exit::Code(1), FailureKind::Exit, &assert, true),
-            (Exit::Code(1), FailureKind::Exit, &[], false),
-            (Exit::Code(1), FailureKind::BadFlag, &[], false),
-            (Exit::Signal(libc::SIGABRT), FailureKind::OutOfMemory, &assert, false),
-            (Exit::Signal(libc::SIGKILL), FailureKind::Signal, &[], false),
-            (Exit::Signal(libc::SIGTERM), FailureKind::Signal, &[], false),
+            (ProcessExit::Signal(libc::SIGSEGV), FailureKind::Signal, &[][..], true),
+            (ProcessExit::Signal(libc::SIGSEGV), FailureKind::NotLoaded, &[], true),
+            (ProcessExit::Signal(libc::SIGABRT), FailureKind::Signal, &assert, true),
+            (ProcessExit::Code(139), FailureKind::Exit, &[], true),
+            (ProcessExit::Code(1), FailureKind::Exit, &assert, true),
+            (ProcessExit::Code(1), FailureKind::Exit, &[], false),
+            (ProcessExit::Code(1), FailureKind::BadFlag, &[], false),
+            (ProcessExit::Signal(libc::SIGABRT), FailureKind::OutOfMemory, &assert, false),
+            (ProcessExit::Signal(libc::SIGKILL), FailureKind::Signal, &[], false),
+            (ProcessExit::Signal(libc::SIGTERM), FailureKind::Signal, &[], false),
         ] {
             let how = death_at_load(Some(exit), &failure(kind, lines));
             assert_eq!(how.is_some(), died, "{exit} {kind:?} {lines:?}");
         }
         assert_eq!(death_at_load(None, &failure(FailureKind::Timeout, &[])), None);
-        let how = death_at_load(Some(Exit::Signal(6)), &failure(FailureKind::Signal, &assert)).unwrap();
+        let how =
+            death_at_load(Some(ProcessExit::Signal(6)), &failure(FailureKind::Signal, &assert)).unwrap();
         assert_eq!(how, "signal 6 (SIGABRT), ggml.c:1: GGML_ASSERT(n > 1) failed");
     }
 }

@@ -119,10 +119,10 @@ struct WorkPool {
     name: &'static str,
     threads: usize,
     capacity: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<WorkQueue>,
 }
 
-struct Queue {
+struct WorkQueue {
     jobs: VecDeque<WorkJob>,
     /// Idle threads; the last one became idle most recently.
     resting: Vec<mpsc::Sender<WorkJob>>,
@@ -136,12 +136,12 @@ impl WorkPool {
     }
 
     const fn sized(name: &'static str, threads: usize, capacity: usize) -> Self {
-        let queue = Queue { jobs: VecDeque::new(), resting: Vec::new(), started: 0 };
+        let queue = WorkQueue { jobs: VecDeque::new(), resting: Vec::new(), started: 0 };
         Self { name, threads, capacity, queue: Mutex::new(queue) }
     }
 
     /// Starts the missing threads.
-    fn start(&'static self, queue: &mut Queue) -> io::Result<()> {
+    fn start(&'static self, queue: &mut WorkQueue) -> io::Result<()> {
         while queue.started < self.threads {
             let (seat, given) = mpsc::channel();
             let own = seat.clone();
@@ -233,7 +233,7 @@ pub fn start_worker_threads() -> Result<(), WorkError> {
 
 /// Result of a job, to be awaited. Dropping it cancels a job that has not begun.
 #[derive(Debug)]
-pub struct Work<T> {
+pub struct PendingWork<T> {
     name: &'static str,
     state: WorkState<T>,
 }
@@ -244,9 +244,9 @@ enum WorkState<T> {
     UnderWay(oneshot::Receiver<T>),
 }
 
-impl<T> Unpin for Work<T> {}
+impl<T> Unpin for PendingWork<T> {}
 
-impl<T> Future for Work<T> {
+impl<T> Future for PendingWork<T> {
     type Output = Result<T, WorkError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -262,14 +262,17 @@ impl<T> Future for Work<T> {
 }
 
 /// Runs a job on a thread of this kind.
-pub fn run_job<T: Send + 'static>(kind: WorkKind, job: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+pub fn run_job<T: Send + 'static>(
+    kind: WorkKind,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> PendingWork<T> {
     run_in_pool(pool(kind), job)
 }
 
 fn run_in_pool<T: Send + 'static>(
     pool: &'static WorkPool,
     job: impl FnOnce() -> T + Send + 'static,
-) -> Work<T> {
+) -> PendingWork<T> {
     let (reply, result) = oneshot::channel();
     #[cfg(test)]
     let held = hold_clock();
@@ -286,7 +289,7 @@ fn run_in_pool<T: Send + 'static>(
         Ok(()) => WorkState::UnderWay(result),
         Err(error) => WorkState::Refused(Some(error)),
     };
-    Work { name: pool.name, state }
+    PendingWork { name: pool.name, state }
 }
 
 /// Runs a job without a result on a thread of this kind, however long it takes.

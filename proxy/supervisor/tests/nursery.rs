@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
-use warden_supervisor::{Child, Command, Exit, NurseryHandle, SpawnError, SpawnRequest, nursery};
+use warden_supervisor::{
+    ChildProcess, NurseryHandle, ProcessExit, ServerCommand, SpawnError, SpawnRequest, nursery,
+};
 
 /// Deadline that only a broken test reaches.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -20,7 +22,7 @@ fn start() -> (NurseryHandle, JoinHandle<()>) {
 
 fn sh(script: &str) -> SpawnRequest {
     SpawnRequest {
-        command: Command {
+        command: ServerCommand {
             wrapper: Vec::new(),
             binary: PathBuf::from("/bin/sh"),
             args: vec!["-c".to_owned(), script.to_owned()],
@@ -33,7 +35,7 @@ fn sh(script: &str) -> SpawnRequest {
     }
 }
 
-async fn spawn(handle: &NurseryHandle, script: &str) -> (Child, pipe::Receiver, pipe::Receiver) {
+async fn spawn(handle: &NurseryHandle, script: &str) -> (ChildProcess, pipe::Receiver, pipe::Receiver) {
     let child = handle.spawn(sh(script)).await.unwrap();
     let (stdout, stderr) = child.take_output().unwrap();
     (child, stdout, stderr)
@@ -50,7 +52,7 @@ async fn line(from: &mut pipe::Receiver) -> String {
     text.trim_end().to_owned()
 }
 
-async fn wait(child: &Child) -> Exit {
+async fn wait(child: &ChildProcess) -> ProcessExit {
     tokio::time::timeout(PATIENCE, child.wait()).await.unwrap()
 }
 
@@ -78,8 +80,8 @@ async fn a_child_runs_with_what_it_was_given_and_its_exit_code_is_told() {
     assert!(line(&mut stdout).await.parse::<i32>().is_ok());
     assert_eq!(line(&mut stdout).await, "SigBlk:\t0000000000000000");
     assert_eq!(line(&mut stderr).await, "oops");
-    assert_eq!(wait(&child).await, Exit::Code(3));
-    assert_eq!(wait(&child).await, Exit::Code(3), "asking again gives the same answer");
+    assert_eq!(wait(&child).await, ProcessExit::Code(3));
+    assert_eq!(wait(&child).await, ProcessExit::Code(3), "asking again gives the same answer");
 }
 
 #[tokio::test]
@@ -98,7 +100,7 @@ async fn a_child_leads_its_own_group_and_inherits_no_other_file() {
     assert_eq!(line(&mut stdout).await, child.pid().to_string());
     let files = line(&mut stdout).await;
     assert_eq!(files.split_whitespace().collect::<Vec<_>>(), ["0", "1", "2"]);
-    assert_eq!(wait(&child).await, Exit::Code(0));
+    assert_eq!(wait(&child).await, ProcessExit::Code(0));
 }
 
 #[tokio::test]
@@ -108,7 +110,7 @@ async fn term_reaches_the_whole_group() {
     let (child, mut stdout, _stderr) = spawn(&handle, script).await;
     let grandchild = line(&mut stdout).await;
     child.terminate();
-    assert_eq!(wait(&child).await, Exit::Code(5));
+    assert_eq!(wait(&child).await, ProcessExit::Code(5));
     until_gone(&grandchild).await;
 }
 
@@ -122,7 +124,7 @@ async fn grandchildren_do_not_survive_the_end_of_their_parent() {
     // Only the leader dies; the group is killed when its end is seen.
     let leader = rustix::process::Pid::from_raw(child.pid().cast_signed()).unwrap();
     rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
-    assert_eq!(wait(&child).await, Exit::Signal(9));
+    assert_eq!(wait(&child).await, ProcessExit::Signal(9));
     until_gone(&grandchild).await;
 }
 
@@ -144,7 +146,7 @@ async fn children_die_with_the_thread_that_forked_them() {
     assert!(lives(&child.pid().to_string()));
     handle.stop();
     thread.join().unwrap();
-    assert_eq!(wait(&child).await, Exit::Signal(9));
+    assert_eq!(wait(&child).await, ProcessExit::Signal(9));
     let error = handle.spawn(sh("true")).await.unwrap_err();
     assert!(matches!(error, SpawnError::NurseryGone { .. }), "{error}");
 }
@@ -170,7 +172,7 @@ async fn a_wrapper_runs_the_binary_with_its_arguments() {
     let child = handle.spawn(request).await.unwrap();
     let (mut stdout, _stderr) = child.take_output().unwrap();
     assert_eq!(line(&mut stdout).await, "/bin/sh yes");
-    assert_eq!(wait(&child).await, Exit::Code(3));
+    assert_eq!(wait(&child).await, ProcessExit::Code(3));
     let mut request = sh("true");
     request.command.wrapper = vec!["/nowhere/nice".to_owned()];
     let error = handle.spawn(request).await.unwrap_err().to_string();
@@ -183,5 +185,5 @@ async fn a_hangup_sent_to_every_process_of_a_service_does_not_end_a_child() {
     // As a server that handles only INT and TERM: HUP has no handler.
     let (child, mut stdout, _stderr) = spawn(&handle, "kill -HUP $$; echo alive; exit 4").await;
     assert_eq!(line(&mut stdout).await, "alive");
-    assert_eq!(wait(&child).await, Exit::Code(4));
+    assert_eq!(wait(&child).await, ProcessExit::Code(4));
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use warden_patches::scan::{Container, ContainerKind, Finding, Found, Source};
+use warden_patches::scan::{CodeContainer, ContainerKind, ContainerSearch, FoundContainer, ScannedSource};
 use warden_rig::sdists::ERAS;
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
@@ -314,12 +314,12 @@ fn swap_in(tree: &Path, file: &str, function: &str, from: &str, to: &str) -> Out
     Ok(std::fs::write(tree.join(file), [head, &new, tail].concat())?)
 }
 
-fn function_in(tree: &Path, file: &str, name: &str) -> Result<(String, Found), Trouble> {
+fn function_in(tree: &Path, file: &str, name: &str) -> Result<(String, FoundContainer), Trouble> {
     let old = std::fs::read_to_string(tree.join(file))?;
-    let container = Container { kind: ContainerKind::Function, name: name.to_owned() };
-    match Source::new(old.clone().into_bytes()).find(&container) {
-        Finding::All(mut found) => Ok((old, found.pop().context(name)?)),
-        Finding::Unsure { line, why } => Err(Trouble::new(format!("{file}:{line}: {why}"))),
+    let container = CodeContainer { kind: ContainerKind::Function, name: name.to_owned() };
+    match ScannedSource::new(old.clone().into_bytes()).find(&container) {
+        ContainerSearch::All(mut found) => Ok((old, found.pop().context(name)?)),
+        ContainerSearch::Unsure { line, why } => Err(Trouble::new(format!("{file}:{line}: {why}"))),
     }
 }
 

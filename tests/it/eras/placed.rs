@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use warden_patches::marker::{PREFIX, marked, marker};
-use warden_patches::scan::{Finding, Found, Source};
-use warden_patches::set::At;
-use warden_patches::{Hook, PatchSet};
+use warden_patches::marker::{MARKER_PREFIX, marked, marker};
+use warden_patches::scan::{ContainerSearch, FoundContainer, ScannedSource};
+use warden_patches::set::HookPosition;
+use warden_patches::{PatchSet, SetHook};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 use super::{RECORD, Snapshot};
@@ -25,7 +25,7 @@ pub(super) fn in_place(root: &Path, set: &PatchSet, defines: &[&str]) -> Result<
     let mut files = BTreeMap::new();
     for hook in &set.hooks {
         let path = hook.files.iter().find(|path| root.join(path).exists()).context("a file")?;
-        let source = Source::new(std::fs::read(root.join(path))?);
+        let source = ScannedSource::new(std::fs::read(root.join(path))?);
         if one_hook(set, hook, &source).context(format!("hook {} in {path}", hook.id))? {
             files.insert(hook.id.as_str(), path.clone());
         }
@@ -54,7 +54,7 @@ pub(super) fn in_place(root: &Path, set: &PatchSet, defines: &[&str]) -> Result<
 }
 
 /// Whether the hook has lines here, which must be right then.
-fn one_hook(set: &PatchSet, hook: &Hook, source: &Source) -> Result<bool, Trouble> {
+fn one_hook(set: &PatchSet, hook: &SetHook, source: &ScannedSource) -> Result<bool, Trouble> {
     let text = String::from_utf8_lossy(source.raw()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
     let mark = marker(&set.id, &hook.id);
@@ -62,15 +62,15 @@ fn one_hook(set: &PatchSet, hook: &Hook, source: &Source) -> Result<bool, Troubl
     let container = match &hook.container {
         None => None,
         Some(container) => match source.find(container) {
-            Finding::All(found) if found.is_empty() && hook.optional => {
+            ContainerSearch::All(found) if found.is_empty() && hook.optional => {
                 assert!(at.is_empty(), "{at:?}");
                 return Ok(false);
             }
-            Finding::All(found) => match found.as_slice() {
+            ContainerSearch::All(found) => match found.as_slice() {
                 [one] => Some(one.clone()),
                 several => return Err(Trouble::new(format!("{container}: {} times", several.len()))),
             },
-            Finding::Unsure { line, why } => return Err(Trouble::new(format!("line {line}: {why}"))),
+            ContainerSearch::Unsure { line, why } => return Err(Trouble::new(format!("line {line}: {why}"))),
         },
     };
     if let (Some(when), Some(found)) = (&hook.when, &container)
@@ -90,9 +90,9 @@ fn one_hook(set: &PatchSet, hook: &Hook, source: &Source) -> Result<bool, Troubl
 
 /// Lines are counted from 0 here, and from 1 by the scanner.
 fn inside(
-    hook: &Hook,
-    source: &Source,
-    container: Option<&Found>,
+    hook: &SetHook,
+    source: &ScannedSource,
+    container: Option<&FoundContainer>,
     lines: &[&str],
     first: usize,
     last: usize,
@@ -102,23 +102,23 @@ fn inside(
         let anchor = hook.anchor.as_deref().map(words).unwrap_or_default();
         line.is_some_and(|line| words(line).contains(&anchor))
     };
-    let others = |line: &&&str| !line.contains(PREFIX);
+    let others = |line: &&&str| !line.contains(MARKER_PREFIX);
     let above = lines[..first].iter().rfind(others);
     let below = lines[last + 1..].iter().find(others);
-    if let (Some(found), true) = (container, hook.at != At::BeforeContainer) {
+    if let (Some(found), true) = (container, hook.at != HookPosition::BeforeContainer) {
         let (opens, closes) = (source.line(found.open) - 1, source.line(found.end - 1) - 1);
         assert!(lines[opens].contains('{') && lines[closes].trim().starts_with('}'), "{found:?}");
         assert!(opens < first && last < closes, "{opens} < {first}..={last} < {closes}");
     }
     match hook.at {
-        At::BeforeContainer => {
+        HookPosition::BeforeContainer => {
             let found = container.context("a container")?;
             assert_eq!(last + 1, source.line(found.start) - 1, "on the line above");
             let name = &hook.container.as_ref().context("a container")?.name;
             assert!(below.is_some_and(|line| line.contains(name)), "{below:?}");
         }
-        At::Before => assert!(has_anchor(below), "{below:?}"),
-        At::After => assert!(has_anchor(above), "{above:?}"),
+        HookPosition::Before => assert!(has_anchor(below), "{below:?}"),
+        HookPosition::After => assert!(has_anchor(above), "{above:?}"),
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ fn inside(
 /// No line of ours is anywhere that no hook put.
 pub(super) fn no_other_marks(tree: &Snapshot, sets: &[PatchSet]) -> Outcome {
     for (path, (_, content)) in tree.iter().filter(|(path, _)| *path != RECORD) {
-        for line in String::from_utf8_lossy(content).lines().filter(|line| line.contains(PREFIX)) {
+        for line in String::from_utf8_lossy(content).lines().filter(|line| line.contains(MARKER_PREFIX)) {
             let (set, hook) = marked(line).context(format!("{path}: {line}"))?;
             let set = sets.iter().find(|one| one.id == set).context(format!("{path}: {line}"))?;
             let hook = set.hook(hook).context(format!("{path}: {line}"))?;

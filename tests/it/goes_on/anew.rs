@@ -26,13 +26,13 @@ const PLAIN: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in
     <|im_end|>\n{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}";
 
 /// A llama-server with that template.
-async fn thinking(preset: Preset, rules: &str) -> Result<(tempfile::TempDir, Warden), Trouble> {
+async fn thinking(preset: SamplePreset, rules: &str) -> Result<(tempfile::TempDir, Warden), Trouble> {
     rendering(TEMPLATE, preset, rules).await
 }
 
 async fn rendering(
     template: &str,
-    preset: Preset,
+    preset: SamplePreset,
     rules: &str,
 ) -> Result<(tempfile::TempDir, Warden), Trouble> {
     let home = tempfile::tempdir()?;
@@ -120,7 +120,7 @@ fn requests() -> Vec<(&'static str, &'static str, Value)> {
 
 #[tokio::test]
 async fn whatever_is_drawn_the_same_way_again_is_the_answer_that_nobody_disturbed() -> Outcome {
-    let (_home, warden) = thinking(Preset::Slow, "").await?;
+    let (_home, warden) = thinking(SamplePreset::Slow, "").await?;
     let mut told = BTreeMap::<String, (u64, u64)>::new();
     for (what, path, body) in requests() {
         let wanted = asked(&warden, path, &body, None).await?;
@@ -176,7 +176,7 @@ fn with_tools() -> [(&'static str, Value); 3] {
 
 #[tokio::test]
 async fn a_call_of_a_tool_arrives_whole_wherever_its_server_was_killed() -> Outcome {
-    let (_home, warden) = thinking(Preset::Tools, "").await?;
+    let (_home, warden) = thinking(SamplePreset::Tools, "").await?;
     for (path, body) in with_tools() {
         let wanted = asked(&warden, path, &body, None).await?;
         let mut calls = wanted.calls.split("weather").skip(1);
@@ -193,7 +193,7 @@ async fn a_call_of_a_tool_arrives_whole_wherever_its_server_was_killed() -> Outc
 
 #[tokio::test]
 async fn with_seeds_of_their_own_answers_with_a_temperature_go_on_too() -> Outcome {
-    let (_home, warden) = thinking(Preset::Slow, "request.fresh_seed = true\n").await?;
+    let (_home, warden) = thinking(SamplePreset::Slow, "request.fresh_seed = true\n").await?;
     let kinds = ["a thought and a text", "a schema", "a grammar"];
     let requests = requests().into_iter().filter(|(what, path, _)| kinds.contains(what) && *path != MESSAGES);
     let mut whole = 0;
@@ -231,7 +231,7 @@ async fn with_seeds_of_their_own_answers_with_a_temperature_go_on_too() -> Outco
 /// message. At this temperature each draw is the likeliest, so it shows whether the rest is what belongs behind that text.
 #[tokio::test]
 async fn what_is_drawn_with_a_temperature_goes_on_behind_its_text() -> Outcome {
-    let (_home, warden) = rendering(PLAIN, Preset::Slow, "").await?;
+    let (_home, warden) = rendering(PLAIN, SamplePreset::Slow, "").await?;
     let mut asks: Vec<(&str, Value)> = requests()
         .into_iter()
         .filter(|(what, path, _)| *what == "a text" && [MESSAGES, RESPONSES].contains(path))
@@ -282,7 +282,7 @@ async fn what_is_drawn_with_a_temperature_goes_on_behind_its_text() -> Outcome {
 #[tokio::test]
 async fn a_long_answer_to_a_short_question_goes_on_behind_its_text_where_there_are_several_slots() -> Outcome
 {
-    let warden = started(Preset::Slow, "4", &[]).await?;
+    let warden = started(SamplePreset::Slow, "4", &[]).await?;
     let messages = json!([{ "role": "user", "content": "a" }]);
     let body =
         json!({ "model": "m", "stream": true, "temperature": 0.9, "max_tokens": 400, "messages": messages });
@@ -295,7 +295,7 @@ async fn a_long_answer_to_a_short_question_goes_on_behind_its_text_where_there_a
 /// A grammar has to be where the text is, and no seed helps: each answer is another one, and each is one.
 #[tokio::test]
 async fn what_a_grammar_shapes_parses_wherever_its_server_was_killed() -> Outcome {
-    let (_home, warden) = thinking(Preset::Slow, "").await?;
+    let (_home, warden) = thinking(SamplePreset::Slow, "").await?;
     let (mut whole, mut ended) = (0, 0);
     for (what, path, mut body) in requests() {
         let is_shaped = what == "a schema" || (what == "a grammar" && path != CHAT);

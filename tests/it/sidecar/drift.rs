@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use warden_patches::scan::{Container, ContainerKind, Finding, Source};
-use warden_patches::{Catalogue, FolderTree, Revision, Status, Tree, judge};
+use warden_patches::scan::{CodeContainer, ContainerKind, ContainerSearch, ScannedSource};
+use warden_patches::{FolderTree, PatchStatus, SetCatalogue, SourceRevision, SourceTree, judge};
 use warden_rig::sdists::ERAS;
 use warden_rig::{Context as _, Outcome, Trouble};
 
@@ -55,29 +55,31 @@ const VARIANTS: [Variant; 6] = [
 ];
 
 /// The text of a struct out of the first of these files that has it.
-fn text_of(tree: &dyn Tree, files: &[&str], name: &str) -> Result<Option<String>, Trouble> {
-    let container = Container { kind: ContainerKind::Struct, name: name.to_owned() };
+fn text_of(tree: &dyn SourceTree, files: &[&str], name: &str) -> Result<Option<String>, Trouble> {
+    let container = CodeContainer { kind: ContainerKind::Struct, name: name.to_owned() };
     for file in files {
         let Some(raw) = tree.read(file)? else { continue };
-        let source = Source::new(raw);
+        let source = ScannedSource::new(raw);
         match source.find(&container) {
-            Finding::All(found) => {
+            ContainerSearch::All(found) => {
                 if let Some(one) = found.first() {
                     let text = source.raw().get(one.start..one.end).context("a place in the file")?;
                     return Ok(Some(format!("{};\n", String::from_utf8_lossy(text))));
                 }
             }
-            Finding::Unsure { line, why } => return Err(Trouble::new(format!("{file}:{line}: {why}"))),
+            ContainerSearch::Unsure { line, why } => {
+                return Err(Trouble::new(format!("{file}:{line}: {why}")));
+            }
         }
     }
     Ok(None)
 }
 
-fn parts(tree: &dyn Tree) -> Result<Parts, Trouble> {
+fn parts(tree: &dyn SourceTree) -> Result<Parts, Trouble> {
     let need = |files: &[&str], name: &str| text_of(tree, files, name)?.context(format!("no struct {name}"));
-    let catalogue = Catalogue::embedded()?;
+    let catalogue = SetCatalogue::embedded()?;
     let judgement = judge(catalogue.require("cuda-memory")?, tree)?;
-    if judgement.status == Status::Refused {
+    if judgement.status == PatchStatus::Refused {
         let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
         return Err(Trouble::new(format!("cuda-memory is refused:\n{}", reasons.join("\n"))));
     }
@@ -87,7 +89,7 @@ fn parts(tree: &dyn Tree) -> Result<Parts, Trouble> {
     for file in BACKEND {
         code = code.or(tree.read(file)?);
     }
-    let code = Source::new(code.context("no ggml-cuda.cu")?).code().to_owned();
+    let code = ScannedSource::new(code.context("no ggml-cuda.cu")?).code().to_owned();
     let counter = [
         ("static std::atomic<int> ggml_cuda_lock_counter", "std::atomic<int>"),
         ("static int ggml_cuda_lock_counter", "int"),
@@ -146,7 +148,7 @@ fn text(parts: &Parts, variant: Variant) -> (String, String) {
 
 /// Compiles the sidecar with the structs of a llama.cpp, in all variants; an error of the compiler is the trouble.
 pub(crate) fn compile_against(tree: &Path) -> Outcome {
-    let revision = Revision { commit: None, build_number: None };
+    let revision = SourceRevision { commit: None, build_number: None };
     compile(&parts(&FolderTree::new(tree, revision)).context(tree.display())?).context(tree.display())
 }
 
@@ -186,14 +188,14 @@ async fn the_sidecar_compiles_with_the_structs_of_eighteen_months() -> Outcome {
 #[tokio::test]
 async fn a_struct_that_lost_what_the_sidecar_needs_is_noticed() -> Outcome {
     let tree = ERAS[0].tree().await?;
-    let revision = Revision { commit: None, build_number: None };
+    let revision = SourceRevision { commit: None, build_number: None };
     let sound = parts(&FolderTree::new(tree.path(), revision))?;
     for (member, other) in [("streams[", "lanes["), ("cublas_handles", "handles"), ("pools", "ponds")] {
         let context = sound.context.replace(member, other);
         assert_ne!(context, sound.context, "{member}");
         let drifted = Parts {
             context,
-            ..parts(&FolderTree::new(tree.path(), Revision { commit: None, build_number: None }))?
+            ..parts(&FolderTree::new(tree.path(), SourceRevision { commit: None, build_number: None }))?
         };
         let trouble = compile(&drifted).err().context(format!("{member} is gone and nobody noticed"))?;
         assert!(trouble.to_string().contains(SIDECAR), "{trouble}");
@@ -203,12 +205,12 @@ async fn a_struct_that_lost_what_the_sidecar_needs_is_noticed() -> Outcome {
 
 #[tokio::test]
 async fn the_guard_of_the_second_user_of_graphs_is_placed_where_there_is_one() -> Outcome {
-    let catalogue = Catalogue::embedded()?;
+    let catalogue = SetCatalogue::embedded()?;
     let set = catalogue.require("cuda-memory")?;
     for (era, guards) in [(ERAS[0], 1), (ERAS[6], 2)] {
         let tree = era.tree().await?;
         let judgement =
-            judge(set, &FolderTree::new(tree.path(), Revision { commit: None, build_number: None }))?;
+            judge(set, &FolderTree::new(tree.path(), SourceRevision { commit: None, build_number: None }))?;
         let edits = judgement.edits.context(format!("{}: {:?}", era.version, judgement.reasons))?;
         let placed = edits.0.iter().flat_map(|edit| &edit.inserted);
         assert_eq!(

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use warden_patches::Result as Judged;
-use warden_patches::{Catalogue, Edits, Judgement, Revision, Status, Tree, judge};
+use warden_patches::{PatchStatus, SetCatalogue, SetJudgement, SourceRevision, SourceTree, TreeEdits, judge};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 use super::build::{compiler, folder, tree_includes};
@@ -25,8 +25,8 @@ impl Fork {
         Ok(Self([(BACKEND, text("ggml-cuda.cu")?), (COMMON, text("common.cuh")?)].into()))
     }
 
-    fn judged(&self) -> Result<Judgement, Trouble> {
-        Ok(judge(Catalogue::embedded()?.require("cuda-memory")?, self)?)
+    fn judged(&self) -> Result<SetJudgement, Trouble> {
+        Ok(judge(SetCatalogue::embedded()?.require("cuda-memory")?, self)?)
     }
 
     /// Replaces a text that must be there.
@@ -38,20 +38,20 @@ impl Fork {
     }
 }
 
-impl Tree for Fork {
+impl SourceTree for Fork {
     fn read(&self, path: &str) -> Judged<Option<Vec<u8>>> {
         Ok(self.0.get(path).map(|text| text.clone().into_bytes()))
     }
 
-    fn revision(&self) -> Revision {
-        Revision::default()
+    fn revision(&self) -> SourceRevision {
+        SourceRevision::default()
     }
 }
 
 /// What is to be applied; nobody knows the text of an invented backend, so it can only be unverified.
-fn edits(judgement: Judgement) -> Result<Edits, Trouble> {
+fn edits(judgement: SetJudgement) -> Result<TreeEdits, Trouble> {
     let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
-    assert_eq!(judgement.status, Status::Unverified, "{reasons:#?}");
+    assert_eq!(judgement.status, PatchStatus::Unverified, "{reasons:#?}");
     assert!(reasons.iter().all(|reason| reason.contains("seam `")), "{reasons:#?}");
     judgement.edits.context("edits")
 }
@@ -113,7 +113,7 @@ async fn what_another_thread_does_to_graphs_without_a_hook_of_its_own_is_refused
     for (from, to, part) in cases {
         let judgement = Fork::new()?.with(from, to)?.judged()?;
         let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
-        assert_eq!(judgement.status, Status::Refused, "{part}: {reasons:#?}");
+        assert_eq!(judgement.status, PatchStatus::Refused, "{part}: {reasons:#?}");
         assert!(reasons.iter().any(|reason| reason.contains(part)), "{part}: {reasons:#?}");
     }
     Ok(())

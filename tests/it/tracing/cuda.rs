@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use warden_rig::{Context as _, Home, Outcome, Trouble};
-use warden_tracer_reader::{Kind, Memory};
+use warden_tracer_reader::{AllocationKind, TracedMemory};
 
 use super::{MIB, Traced, cc};
 
@@ -66,18 +66,22 @@ fn cuda_is_counted(runtime: Runtime) -> Outcome {
     let before = program.snapshot()?;
     program.told("second")?;
     let now = program.snapshot()?;
-    let grew = |kind: Kind| now.live_bytes(&[kind]) - before.live_bytes(&[kind]);
-    let more = |kind: Kind| now.live_count(&[kind]) - before.live_count(&[kind]);
-    assert_eq!(grew(Kind::Device), 5 * MIB);
-    assert_eq!(grew(Kind::Pool), 2 * MIB);
-    assert_eq!(grew(Kind::Pinned), 3 * MIB);
+    let grew = |kind: AllocationKind| now.live_bytes(&[kind]) - before.live_bytes(&[kind]);
+    let more = |kind: AllocationKind| now.live_count(&[kind]) - before.live_count(&[kind]);
+    assert_eq!(grew(AllocationKind::Device), 5 * MIB);
+    assert_eq!(grew(AllocationKind::Pool), 2 * MIB);
+    assert_eq!(grew(AllocationKind::Pinned), 3 * MIB);
     assert_eq!(
-        grew(Kind::DeviceMapped),
+        grew(AllocationKind::DeviceMapped),
         8 * MIB,
         "mapped and not unmapped, although its handles were given up"
     );
-    assert!((more(Kind::GraphExec) - 3.0).abs() < 1e-9, "{} graphs", more(Kind::GraphExec));
-    assert!(more(Kind::Handle).abs() < 1e-9);
+    assert!(
+        (more(AllocationKind::GraphExec) - 3.0).abs() < 1e-9,
+        "{} graphs",
+        more(AllocationKind::GraphExec)
+    );
+    assert!(more(AllocationKind::Handle).abs() < 1e-9);
     let places = program.places(Some(&before))?;
     let graphs = places
         .iter()
@@ -86,7 +90,7 @@ fn cuda_is_counted(runtime: Runtime) -> Outcome {
     assert!(graphs.called_in == "capture_graphs" && (graphs.more_count - 3.0).abs() < 1e-9, "{graphs:?}");
     let inside = places.iter().find(|place| {
         place.within.is_some()
-            && place.memory == Memory::Host
+            && place.memory == TracedMemory::Host
             && place.function == "malloc"
             && place.called_in == "capture_graphs"
     });
@@ -122,7 +126,7 @@ fn a_library_that_is_closed_is_not_called_any_more_where_it_was() -> Outcome {
     let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder)])?;
     for round in 1..=3 {
         program.told(&format!("round {round}"))?;
-        assert_eq!(program.snapshot()?.live_bytes(&[Kind::Device]), round * 5 * MIB);
+        assert_eq!(program.snapshot()?.live_bytes(&[AllocationKind::Device]), round * 5 * MIB);
     }
     program.end()
 }
@@ -136,10 +140,13 @@ fn what_cuda_refuses_to_take_back_still_lives() -> Outcome {
         let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder), ("REFUSE", "1")])?;
         program.told("once")?;
         let now = program.snapshot()?;
-        let lives = |kind: Kind| now.live_bytes(&[kind]) / MIB;
-        assert_eq!([lives(Kind::Device), lives(Kind::Pool), lives(Kind::Pinned)], [12, 3, 4]);
-        assert_eq!([lives(Kind::DeviceMapped), lives(Kind::Handle)], [16, 16]);
-        assert!((now.live_count(&[Kind::GraphExec]) - 6.0).abs() < 1e-9);
+        let lives = |kind: AllocationKind| now.live_bytes(&[kind]) / MIB;
+        assert_eq!(
+            [lives(AllocationKind::Device), lives(AllocationKind::Pool), lives(AllocationKind::Pinned)],
+            [12, 3, 4]
+        );
+        assert_eq!([lives(AllocationKind::DeviceMapped), lives(AllocationKind::Handle)], [16, 16]);
+        assert!((now.live_count(&[AllocationKind::GraphExec]) - 6.0).abs() < 1e-9);
         program.end()?;
     }
     Ok(())
@@ -152,6 +159,6 @@ fn an_allocation_that_fails_counts_as_none() -> Outcome {
     let folder = home.path().to_string_lossy().into_owned();
     let mut program = Traced::start(&program, &[("LD_LIBRARY_PATH", &folder), ("FAIL", "1")])?;
     program.told("once")?;
-    assert_eq!(program.snapshot()?.live_bytes(&[Kind::Device]), 0);
+    assert_eq!(program.snapshot()?.live_bytes(&[AllocationKind::Device]), 0);
     program.end()
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
-use warden_tracer_reader::{Kind, VARIABLE, write_library};
+use warden_tracer_reader::{AllocationKind, TRACE_VARIABLE, write_library};
 
 use super::{MIB, Traced, cc};
 
@@ -91,7 +91,8 @@ fn a_program_whose_files_may_not_be_large_enough_runs_without() -> Outcome {
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -f $BLOCKS && LD_PRELOAD=$LIBRARY exec $PROGRAM"]);
         command.envs([("LIBRARY", library), ("PROGRAM", binaries::leaky()?)]);
-        let ran = command.env(VARIABLE, home.path()).env("BLOCKS", blocks).stdin(Stdio::null()).output()?;
+        let ran =
+            command.env(TRACE_VARIABLE, home.path()).env("BLOCKS", blocks).stdin(Stdio::null()).output()?;
         assert!(ran.status.success() && ran.stderr.is_empty(), "{blocks}: {ran:?}");
         let files = std::fs::read_dir(home.path())?.filter_map(Result::ok);
         let traces = files.filter(|file| file.path().extension().is_some_and(|end| end == "trace"));
@@ -134,7 +135,7 @@ fn functions_of_cuda_are_not_found_where_there_is_no_cuda() -> Outcome {
     let home = Home::new()?;
     program(home.path(), LOOKS, &["-ldl"])?;
     let looks = home.path().join("program");
-    for variables in [&[][..], &[(VARIABLE, "/proc/nowhere")]] {
+    for variables in [&[][..], &[(TRACE_VARIABLE, "/proc/nowhere")]] {
         let mut program = Traced::start(&looks, variables)?;
         program.told("nothing")?;
         program.end()?;
@@ -145,7 +146,11 @@ fn functions_of_cuda_are_not_found_where_there_is_no_cuda() -> Outcome {
     let folder = home.path().to_string_lossy();
     let mut program = Traced::start(&looks, &[("CUDART", "1"), ("LD_LIBRARY_PATH", &folder)])?;
     program.told("something")?;
-    assert_eq!(program.snapshot()?.live_bytes(&[Kind::Device]), 3 * MIB, "each way finds what is counted");
+    assert_eq!(
+        program.snapshot()?.live_bytes(&[AllocationKind::Device]),
+        3 * MIB,
+        "each way finds what is counted"
+    );
     program.end()
 }
 

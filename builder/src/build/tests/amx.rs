@@ -21,7 +21,7 @@ fn rig(bytes: usize) -> Rig {
                   esac";
     let mut rig = Rig::new(&[("c++", script)]);
     fs::write(rig.folder.path().join("bin/other.h"), header).unwrap();
-    rig.request.arch = Arch::Native.into();
+    rig.request.arch = CpuTarget::Native.into();
     rig
 }
 
@@ -53,6 +53,6 @@ async fn a_compiler_that_keeps_it_builds_with_amx_until_a_build_was_seen_to_fail
     assert_ne!(after.id, plan.id);
 
     // A portable build has no AMX kernels.
-    rig.request.arch = Arch::Portable.into();
+    rig.request.arch = CpuTarget::Portable.into();
     assert_eq!(rig.builder.plan(&rig.request).await.unwrap().amx, None);
 }

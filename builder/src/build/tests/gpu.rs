@@ -1,15 +1,15 @@
 //! GPU builds with toolkits made of scripts.
 
 use super::*;
-use crate::plan::ArchWish;
+use crate::plan::ArchChoice;
 
 const NVCC: &str = "echo 'Cuda compilation tools, release 13.0, V13.0.88'";
 
 fn rig(programs: &[(&str, &str)]) -> Rig {
     let all: Vec<(&str, &str)> = [("nvcc", NVCC)].into_iter().chain(programs.iter().copied()).collect();
     let mut rig = Rig::new(&all);
-    rig.request.backend = Backend::Cuda.into();
-    rig.request.arch = ArchWish { cpu: Arch::Portable, gpu: vec!["90".into()] };
+    rig.request.backend = ComputeBackend::Cuda.into();
+    rig.request.arch = ArchChoice { cpu: CpuTarget::Portable, gpu: vec!["90".into()] };
     rig
 }
 
@@ -24,10 +24,10 @@ fn set_ninja(rig: &Rig, script: &str) {
     fs::write(rig.folder.path().join("bin/ninja"), format!("#!/bin/sh\n{script}\n")).unwrap();
 }
 
-fn notes(events: &mut tokio::sync::mpsc::UnboundedReceiver<Event>) -> String {
+fn notes(events: &mut tokio::sync::mpsc::UnboundedReceiver<BuildEvent>) -> String {
     let mut notes = String::new();
     while let Ok(event) = events.try_recv() {
-        if let Event::Note(note) = event {
+        if let BuildEvent::Note(note) = event {
             notes.push_str(&note);
             notes.push('\n');
         }
@@ -39,7 +39,7 @@ fn notes(events: &mut tokio::sync::mpsc::UnboundedReceiver<Event>) -> String {
 async fn cmake_is_told_which_nvcc_was_found_and_for_what_it_compiles() {
     let rig = rig(&[("ninja", &ninja("exit 1"))]);
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    let Error::Build { log, .. } = error else { unreachable!("{error}") };
+    let BuilderError::Build { log, .. } = error else { unreachable!("{error}") };
     let text = fs::read_to_string(log).unwrap();
     let bin = rig.folder.path().join("bin");
     for told in [
@@ -56,22 +56,22 @@ async fn cmake_is_told_which_nvcc_was_found_and_for_what_it_compiles() {
 #[tokio::test]
 async fn a_missing_toolkit_is_told_before_anything_is_written() {
     let mut rig = Rig::new(&[]);
-    rig.request.backend = Backend::Cuda.into();
+    rig.request.backend = ComputeBackend::Cuda.into();
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(error, Error::Toolkit { backend: Backend::Cuda, .. }), "{error}");
+    assert!(matches!(error, BuilderError::Toolkit { backend: ComputeBackend::Cuda, .. }), "{error}");
     assert!(!rig.folder.path().join("cache").exists());
 }
 
 #[tokio::test]
 async fn the_choice_of_auto_is_told() {
     let mut rig = Rig::new(&[("ninja", &ninja("exit 1"))]);
-    let (reporter, mut events) = Reporter::channel();
+    let (reporter, mut events) = EventReporter::channel();
     rig.builder.reporter = reporter;
-    rig.request.backend = BackendWish::Auto;
+    rig.request.backend = BackendChoice::Auto;
     let plan = rig.builder.plan(&rig.request).await.unwrap();
-    assert_eq!((plan.recipe.backend, plan.why.is_empty()), (Backend::Cpu, false));
+    assert_eq!((plan.recipe.backend, plan.why.is_empty()), (ComputeBackend::Cpu, false));
     assert_eq!(notes(&mut events), format!("backend cpu: {}\n", plan.why));
-    rig.request.backend = Backend::Cpu.into();
+    rig.request.backend = ComputeBackend::Cpu.into();
     assert_eq!(
         rig.builder.plan(&rig.request).await.unwrap().id,
         plan.id,
@@ -94,7 +94,7 @@ async fn a_library_that_is_not_there_is_named_in_the_hint() {
 #[tokio::test]
 async fn without_a_driver_the_toolkits_stand_in_takes_its_place() {
     let mut rig = rig(&[]);
-    let (reporter, mut events) = Reporter::channel();
+    let (reporter, mut events) = EventReporter::channel();
     rig.builder.reporter = reporter;
     let stub = rig.folder.path().join("lib64/stubs/libcuda.so");
     fs::create_dir_all(stub.parent().unwrap()).unwrap();
@@ -117,7 +117,7 @@ async fn a_gpu_that_the_build_is_not_for_is_hidden_while_it_is_verified() {
     let script = "echo \"sees <$CUDA_VISIBLE_DEVICES>, called with $*\"; exit 1";
     for (here, sees) in [("9.0", "sees <>"), ("8.6", "sees <-1>")] {
         let mut rig = rig(&[("nvidia-smi", &format!("echo {here}"))]);
-        let (reporter, mut events) = Reporter::channel();
+        let (reporter, mut events) = EventReporter::channel();
         rig.builder.reporter = reporter;
         set_ninja(&rig, &server(&rig, &format!("unset X; {script}")));
         let message = rig.builder.build(&rig.request).await.unwrap_err().to_string();

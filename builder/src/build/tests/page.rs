@@ -30,16 +30,16 @@ fn rig(npm: &str) -> Rig {
 }
 
 /// Notes of the build before cmake, and its plans.
-async fn told(rig: &mut Rig) -> (Vec<String>, Vec<Plan>) {
-    let (reporter, mut events) = Reporter::channel();
+async fn told(rig: &mut Rig) -> (Vec<String>, Vec<BuildPlan>) {
+    let (reporter, mut events) = EventReporter::channel();
     rig.builder.reporter = reporter;
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(error, Error::Build { phase: "configuring", .. }), "{error}");
+    assert!(matches!(error, BuilderError::Build { phase: "configuring", .. }), "{error}");
     let (mut notes, mut plans) = (Vec::new(), Vec::new());
     while let Ok(event) = events.try_recv() {
         match event {
-            Event::Note(text) => notes.push(text),
-            Event::Planned(plan) => plans.push(*plan),
+            BuildEvent::Note(text) => notes.push(text),
+            BuildEvent::Planned(plan) => plans.push(*plan),
             _ => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use warden_patches::{Catalogue, PlannedSet, Refusal, Sets, Status};
+use warden_patches::{PatchStatus, PlannedSet, SelectedSets, SetCatalogue, SetRefusal};
 
 use super::*;
 
@@ -71,13 +71,13 @@ fn rig(engine: &str, marker: &str) -> Rig {
     fs::create_dir_all(root.join("source/src")).unwrap();
     fs::write(root.join("source/src/engine.cpp"), engine).unwrap();
     set(&root.join("sets"), marker);
-    rig.request.patches.catalogue = Catalogue::default().with_folder(&root.join("sets")).unwrap();
+    rig.request.patches.catalogue = SetCatalogue::default().with_folder(&root.join("sets")).unwrap();
     rig
 }
 
-fn refusals(error: Error) -> Vec<Refusal> {
+fn refusals(error: BuilderError) -> Vec<SetRefusal> {
     match error {
-        Error::Patches(warden_patches::Error::Refused(refusals)) => refusals,
+        BuilderError::Patches(warden_patches::PatchError::Refused(refusals)) => refusals,
         other => unreachable!("{other}"),
     }
 }
@@ -86,7 +86,7 @@ fn refusals(error: Error) -> Vec<Refusal> {
 async fn a_patched_build_has_its_own_name_and_its_fix_in_the_binary() {
     let mut rig = rig(ENGINE, "BRAKE-MARK");
     let plan = rig.builder.plan(&rig.request).await.unwrap();
-    let [PlannedSet { set, status: Status::Verified, seams, edits, allowed_unverified: false, .. }] =
+    let [PlannedSet { set, status: PatchStatus::Verified, seams, edits, allowed_unverified: false, .. }] =
         plan.patches.as_slice()
     else {
         unreachable!("{plan}");
@@ -96,12 +96,12 @@ async fn a_patched_build_has_its_own_name_and_its_fix_in_the_binary() {
     assert_eq!(plan.fixes(), ["wheel-brake"]);
     // The marker was found, so the first failure is the start of the binary, which is no server.
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(error, Error::Verify { .. }), "{error}");
+    assert!(matches!(error, BuilderError::Verify { .. }), "{error}");
     let source = rig.folder.path().join("source/src/engine.cpp");
     assert_eq!(fs::read_to_string(source).unwrap(), ENGINE, "the user's own source is never written to");
     rig.nothing_is_left();
 
-    rig.request.patches.sets = Sets::None;
+    rig.request.patches.sets = SelectedSets::None;
     let unpatched = rig.builder.plan(&rig.request).await.unwrap();
     assert_eq!((unpatched.recipe.patch_set.as_str(), unpatched.fixes().len()), ("none", 0));
     assert_ne!(unpatched.id, plan.id);
@@ -123,7 +123,7 @@ async fn the_edits_stand_in_the_work_folder_when_cmake_is_called() {
         patched.contains("    brake::stop(); // llama-warden:brake/stop\n    return wheel;\n"),
         "{patched}"
     );
-    rig.request.patches.sets = Sets::None;
+    rig.request.patches.sets = SelectedSets::None;
     rig.builder.build(&rig.request).await.unwrap_err();
     assert_eq!(fs::read_to_string(&seen).unwrap(), ENGINE);
 }
@@ -132,7 +132,7 @@ async fn the_edits_stand_in_the_work_folder_when_cmake_is_called() {
 async fn a_fix_that_is_not_in_the_binary_is_an_error_that_names_it() {
     let rig = rig(ENGINE, "ANOTHER-MARK");
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(&error, Error::Markers { fixes } if fixes == &["wheel-brake"]), "{error}");
+    assert!(matches!(&error, BuilderError::Markers { fixes } if fixes == &["wheel-brake"]), "{error}");
     rig.nothing_is_left();
 }
 
@@ -148,9 +148,9 @@ async fn a_hook_whose_lines_are_not_compiled_is_an_error_that_names_it() {
     assert_ne!(text, marked);
     fs::write(&path, marked).unwrap();
     let folder = rig.folder.path().join("sets");
-    rig.request.patches.catalogue = Catalogue::default().with_folder(&folder).unwrap();
+    rig.request.patches.catalogue = SetCatalogue::default().with_folder(&folder).unwrap();
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(error, Error::Verify { .. }), "its mark is in the binary: {error}");
+    assert!(matches!(error, BuilderError::Verify { .. }), "its mark is in the binary: {error}");
     // A linker that drops the unused function.
     let ninja_without = NINJA.replace("cat ", "sed 's/brake hook//' ");
     let ninja = rig.folder.path().join("bin/ninja");
@@ -158,7 +158,10 @@ async fn a_hook_whose_lines_are_not_compiled_is_an_error_that_names_it() {
     assert!(script.contains(NINJA));
     fs::write(&ninja, script.replace(NINJA, &ninja_without)).unwrap();
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(&error, Error::Markers { fixes } if fixes == &["hook `stop` of brake"]), "{error}");
+    assert!(
+        matches!(&error, BuilderError::Markers { fixes } if fixes == &["hook `stop` of brake"]),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -169,7 +172,7 @@ async fn code_that_nobody_has_looked_at_is_refused_until_it_is_allowed_and_that_
     assert!(found[0].reasons.iter().any(|reason| reason.contains("src/engine.cpp")), "{found:?}");
     rig.request.patches.allow_unverified = true;
     let plan = rig.builder.plan(&rig.request).await.unwrap();
-    assert!(plan.patches[0].allowed_unverified && plan.patches[0].status == Status::Unverified);
+    assert!(plan.patches[0].allowed_unverified && plan.patches[0].status == PatchStatus::Unverified);
     assert_eq!(plan.patches[0].seams[0].known, None);
     assert_eq!(plan.fixes(), ["wheel-brake"]);
 }
@@ -179,7 +182,7 @@ async fn a_source_that_the_hooks_do_not_fit_is_refused_before_anything_is_writte
     let mut rig = rig(&ENGINE.replace("return wheel", "return wheel * 2"), "BRAKE-MARK");
     rig.request.patches.allow_unverified = true;
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert_eq!(error.kind(), crate::Kind::Refused);
+    assert_eq!(error.kind(), crate::ErrorClass::Refused);
     assert!(!refusals(error)[0].unverified, "allowing it does not help");
     assert!(!rig.folder.path().join("cache").exists());
 }
@@ -192,12 +195,12 @@ async fn a_set_for_another_backend_is_left_out_unless_it_is_asked_for() {
     fs::write(&path, text.replace("title = \"Stops the wheel\"", "title = \"x\"\nbackends = [\"cuda\"]"))
         .unwrap();
     rig.request.patches.catalogue =
-        Catalogue::default().with_folder(&rig.folder.path().join("sets")).unwrap();
+        SetCatalogue::default().with_folder(&rig.folder.path().join("sets")).unwrap();
     assert_eq!(rig.builder.plan(&rig.request).await.unwrap().recipe.patch_set, "none");
-    rig.request.patches.sets = Sets::Only(vec!["brake".into()]);
+    rig.request.patches.sets = SelectedSets::Only(vec!["brake".into()]);
     let found = refusals(rig.builder.plan(&rig.request).await.unwrap_err());
     assert_eq!(found[0].reasons, ["it is for cuda, and the build for cpu"]);
-    rig.request.patches.sets = Sets::Only(vec!["break".into()]);
+    rig.request.patches.sets = SelectedSets::Only(vec!["break".into()]);
     let error = rig.builder.plan(&rig.request).await.unwrap_err();
     assert!(error.to_string().contains("`break`"), "{error}");
 }
@@ -211,7 +214,7 @@ async fn a_source_that_changed_after_it_was_planned_is_not_patched() {
         fs::write(&engine, &changed).unwrap();
         let root = rig.folder.path().join("source");
         let error = patching::apply(&rig.request.patches, &plan, &root).unwrap_err();
-        assert!(matches!(error, Error::SourceChanged { .. } | Error::Patches(_)), "{error}");
+        assert!(matches!(error, BuilderError::SourceChanged { .. } | BuilderError::Patches(_)), "{error}");
         assert_eq!(fs::read_to_string(&engine).unwrap(), changed);
     }
 }
@@ -226,7 +229,7 @@ async fn an_archive_is_unpacked_for_the_patches_once_and_then_remembered() {
     ));
     tar.append_dir_all("llama.cpp", rig.folder.path().join("source")).unwrap();
     tar.into_inner().unwrap().finish().unwrap();
-    rig.request.source = Source::at(&archive).unwrap();
+    rig.request.source = BuildSource::at(&archive).unwrap();
     let first = rig.builder.plan(&rig.request).await.unwrap();
     let files = rig.folder.path().join("cache/sources/files");
     let folder = fs::read_dir(&files).unwrap().next().unwrap().unwrap().path();
@@ -244,5 +247,5 @@ async fn an_archive_is_unpacked_for_the_patches_once_and_then_remembered() {
     // A wrong cache cannot affect a build.
     rig.request.patches.allow_unverified = true;
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    assert!(matches!(error, Error::SourceChanged { .. }), "{error}");
+    assert!(matches!(error, BuilderError::SourceChanged { .. }), "{error}");
 }

@@ -3,10 +3,10 @@
 use git2::Oid;
 
 use super::Made;
-use crate::git::{RelativeAge, Repository, RevisionInfo};
+use crate::git::{GitRepository, RelativeAge, RevisionInfo};
 
 fn range(made: &Made, from: &str, to: &str, every: usize) -> crate::Result<Vec<RevisionInfo>> {
-    Repository::open(made.path()).unwrap().range(from, to, every)
+    GitRepository::open(made.path()).unwrap().range(from, to, every)
 }
 
 fn commits(found: &[RevisionInfo]) -> Vec<String> {
@@ -80,7 +80,7 @@ fn where_history_is_cut_off_nothing_is_counted_and_no_range_is_made_up() {
     let line = made.line(5);
     made.tag("b1000", line[4]);
     std::fs::write(made.path().join("shallow"), format!("{}\n", line[2])).unwrap();
-    let repository = Repository::open(made.path()).unwrap();
+    let repository = GitRepository::open(made.path()).unwrap();
     assert!(!repository.is_complete());
     let found = repository.range(&line[2].to_string(), "main", 1).unwrap();
     let labels: Vec<_> = found.iter().map(|revision| revision.label.as_str()).collect();
@@ -99,7 +99,7 @@ fn a_commit_is_older_by_its_place_in_the_history_and_without_one_by_its_time() {
     let side = made.llama(&[], &[first]);
     let merge = made.llama(&[], &[main[2], side]);
     made.branch("main", merge);
-    let repository = Repository::open(made.path()).unwrap();
+    let repository = GitRepository::open(made.path()).unwrap();
     let age = |one: Oid, beside: Oid| repository.age(&one.to_string(), &beside.to_string());
     assert_eq!(age(main[2], main[1]), Some(RelativeAge::Descendant));
     assert_eq!(age(main[1], main[2]), Some(RelativeAge::Ancestor));

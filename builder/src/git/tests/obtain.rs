@@ -11,11 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::server::Server;
 use super::{Item, Made};
-use crate::error::Error;
-use crate::event::{Event, Reporter};
-use crate::git::fetch::{Most, Wanted, fetch};
-use crate::git::{Fault, Location, Obtained, Request, cache, obtain};
-use crate::kind::Kind;
+use crate::error::BuilderError;
+use crate::event::{BuildEvent, EventReporter};
+use crate::git::fetch::{FetchLimits, FetchRequest, fetch};
+use crate::git::{CommitRequest, GitError, GitLocation, ObtainedCommit, cache, obtain};
+use crate::kind::ErrorClass;
 use crate::lock::FileLock;
 
 /// A repository behind a server, and an empty cache.
@@ -37,17 +37,17 @@ fn scene() -> Scene {
     Scene { made, line, server, cache: tempfile::tempdir().unwrap() }
 }
 
-fn request(url: &str, reference: &str) -> Request {
+fn request(url: &str, reference: &str) -> CommitRequest {
     let reference = Some(reference.to_owned()).filter(|name| !name.is_empty());
-    Request { location: Location::Url(url.to_owned()), reference, offline: false, history: false }
+    CommitRequest { location: GitLocation::Url(url.to_owned()), reference, offline: false, history: false }
 }
 
-async fn ask(cache: &Path, request: &Request) -> crate::Result<(Obtained, Vec<String>)> {
-    let (reporter, mut events) = Reporter::channel();
+async fn ask(cache: &Path, request: &CommitRequest) -> crate::Result<(ObtainedCommit, Vec<String>)> {
+    let (reporter, mut events) = EventReporter::channel();
     let obtained = obtain(request, cache, &reporter, &CancellationToken::new()).await?;
     let mut notes = Vec::new();
     while let Ok(event) = events.try_recv() {
-        if let Event::Note(note) = event {
+        if let BuildEvent::Note(note) = event {
             notes.push(note);
         }
     }
@@ -55,7 +55,7 @@ async fn ask(cache: &Path, request: &Request) -> crate::Result<(Obtained, Vec<St
 }
 
 impl Scene {
-    async fn ask(&self, reference: &str) -> crate::Result<(Obtained, Vec<String>)> {
+    async fn ask(&self, reference: &str) -> crate::Result<(ObtainedCommit, Vec<String>)> {
         ask(self.cache.path(), &request(&self.server.url(), reference)).await
     }
 
@@ -71,11 +71,11 @@ async fn a_server_that_sends_more_than_any_source_has_is_not_listened_to() {
     let kept = scene.commit("b2").await;
     let place = cache::place(scene.cache.path(), &url, false);
     let lock = FileLock::take(&place.lock_path(), &cancel, || ()).await.unwrap();
-    let most = Most { commit: 64, history: 64 };
-    let wanted = Wanted { url: url.clone(), place, reference: Some("main".into()), most };
-    let error = fetch(wanted, lock, &Reporter::silent(), &cancel).await.unwrap_err();
-    assert!(matches!(error, Error::Git(Fault::TooLarge { .. })), "{error}");
-    let offline = Request { offline: true, ..request(&url, "main") };
+    let most = FetchLimits { commit: 64, history: 64 };
+    let wanted = FetchRequest { url: url.clone(), place, reference: Some("main".into()), most };
+    let error = fetch(wanted, lock, &EventReporter::silent(), &cancel).await.unwrap_err();
+    assert!(matches!(error, BuilderError::Git(GitError::TooLarge { .. })), "{error}");
+    let offline = CommitRequest { offline: true, ..request(&url, "main") };
     assert!(ask(scene.cache.path(), &offline).await.is_err(), "nothing of it was taken");
     let (obtained, notes) = scene.ask("b2").await.unwrap();
     assert_eq!((obtained.commit, notes), (kept, Vec::<String>::new()), "what was there is there");
@@ -113,8 +113,8 @@ async fn offline_only_the_cache_answers() {
     let mut wanted = request(&scene.server.url(), "b2");
     wanted.offline = true;
     let error = ask(scene.cache.path(), &wanted).await.unwrap_err();
-    assert!(matches!(&error, Error::Git(Fault::Offline { .. })), "{error}");
-    assert_eq!(error.kind(), Kind::Input);
+    assert!(matches!(&error, BuilderError::Git(GitError::Offline { .. })), "{error}");
+    assert_eq!(error.kind(), ErrorClass::Input);
     assert_eq!(scene.server.times_asked(), 0);
     scene.commit("b2").await;
     let asked = scene.server.times_asked();
@@ -139,7 +139,7 @@ async fn an_unreachable_server_is_named_with_a_way_out() {
     for url in ["https://127.0.0.1:1/a", "https://me:secret@host.invalid/a"] {
         let error = ask(cache.path(), &request(url, "b2")).await.unwrap_err();
         let text = error.to_string();
-        let host = Location::Url(url.into()).host().to_owned();
+        let host = GitLocation::Url(url.into()).host().to_owned();
         assert!(text.starts_with(&format!("{host} could not be asked for `b2`")), "{text}");
         assert!(!text.contains("secret"), "{text}");
         let hint = error.hint().unwrap();
@@ -155,7 +155,7 @@ async fn a_password_that_is_not_taken_is_neither_asked_for_nor_shown() {
         let error =
             timeout(Duration::from_secs(60), ask(cache.path(), &request(&url, "main"))).await.unwrap();
         let error = error.unwrap_err();
-        assert!(matches!(&error, Error::Git(Fault::Refused { .. })), "{error}");
+        assert!(matches!(&error, BuilderError::Git(GitError::Refused { .. })), "{error}");
         assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
     }
     assert!(server.times_asked() > 0, "the password of the URL was offered");
@@ -225,7 +225,7 @@ async fn a_fetch_that_breaks_off_harms_nothing_and_the_next_one_goes_on() {
     scene.commit("main").await;
     scene.server.limit.store(100_000, std::sync::atomic::Ordering::SeqCst);
     let error = scene.ask("large").await.unwrap_err();
-    assert!(matches!(&error, Error::Git(_)), "{error}");
+    assert!(matches!(&error, BuilderError::Git(_)), "{error}");
     // The cached commits are intact, and no part of the new one is there.
     let mut offline = request(&scene.server.url(), "main");
     offline.offline = true;
@@ -246,7 +246,7 @@ async fn a_fetch_that_breaks_off_harms_nothing_and_the_next_one_goes_on() {
 async fn cancelling_ends_the_wait_for_a_silent_server_at_once() {
     let (server, cache) = (Server::silent(), tempfile::tempdir().unwrap());
     let cancel = CancellationToken::new();
-    let (wanted, reporter) = (request(&server.url(), "main"), Reporter::silent());
+    let (wanted, reporter) = (request(&server.url(), "main"), EventReporter::silent());
     let asking = obtain(&wanted, cache.path(), &reporter, &cancel);
     let stop = async {
         while server.times_asked() == 0 {
@@ -255,7 +255,7 @@ async fn cancelling_ends_the_wait_for_a_silent_server_at_once() {
         cancel.cancel();
     };
     let (outcome, ()) = timeout(Duration::from_secs(20), async { tokio::join!(asking, stop) }).await.unwrap();
-    assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
+    assert!(matches!(outcome, Err(BuilderError::Cancelled)), "{outcome:?}");
 }
 
 #[tokio::test]

@@ -6,19 +6,19 @@ use git2::{ObjectType, Oid};
 use tokio_util::sync::CancellationToken;
 
 use super::{Item, Made};
-use crate::error::Error;
-use crate::event::{Event, Reporter};
-use crate::git::{Fault, Repository};
+use crate::error::BuilderError;
+use crate::event::{BuildEvent, EventReporter};
+use crate::git::{GitError, GitRepository};
 
 /// Writes a commit into a folder; returns the folder and the notes.
 fn place(made: &Made, commit: Oid) -> crate::Result<(tempfile::TempDir, Vec<String>)> {
     let into = tempfile::tempdir().unwrap();
-    let (reporter, mut events) = Reporter::channel();
-    let repository = Repository::open(made.path())?;
+    let (reporter, mut events) = EventReporter::channel();
+    let repository = GitRepository::open(made.path())?;
     repository.tree(&commit.to_string())?.place(into.path(), &reporter, &CancellationToken::new())?;
     let mut notes = Vec::new();
     while let Ok(event) = events.try_recv() {
-        if let Event::Note(note) = event {
+        if let BuildEvent::Note(note) = event {
             notes.push(note);
         }
     }
@@ -75,7 +75,7 @@ fn links_that_leave_the_tree_are_refused() {
         let made = Made::new();
         let commit = made.llama(&[("src/x", Item::Link(target))], &[]);
         let error = place(&made, commit).unwrap_err();
-        assert!(matches!(&error, Error::Git(Fault::Unsafe { .. })), "{target}: {error}");
+        assert!(matches!(&error, BuilderError::Git(GitError::Unsafe { .. })), "{target}: {error}");
     }
 }
 
@@ -128,5 +128,8 @@ fn missing_files_fail_a_build_only_where_it_may_need_them() {
     assert!(notes[0].contains("lacks docs/a.md, media/logo.png"), "{notes:?}");
     made.lose(made.repo.blob(b"code").unwrap());
     let error = place(&made, commit).unwrap_err();
-    assert!(matches!(&error, Error::Git(Fault::Missing { path, .. }) if path == "src/a.cpp"), "{error}");
+    assert!(
+        matches!(&error, BuilderError::Git(GitError::Missing { path, .. }) if path == "src/a.cpp"),
+        "{error}"
+    );
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use warden_patches::Tree;
+use warden_patches::SourceTree;
 
 use super::{Item, Made};
-use crate::error::Error;
-use crate::git::{Fault, Repository};
-use crate::source::Source;
+use crate::error::BuilderError;
+use crate::git::{GitError, GitRepository};
+use crate::source::BuildSource;
 
-fn open(made: &Made) -> Arc<Repository> {
-    Repository::open(made.path()).unwrap()
+fn open(made: &Made) -> Arc<GitRepository> {
+    GitRepository::open(made.path()).unwrap()
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_folder_without_a_repository_is_refused_even_inside_of_one() {
     let made = Made::new();
     let inner = made.path().join("inner");
     std::fs::create_dir(&inner).unwrap();
-    let error = Repository::open(&inner).unwrap_err().to_string();
+    let error = GitRepository::open(&inner).unwrap_err().to_string();
     assert!(error.contains("there is no git repository"), "{error}");
 }
 
@@ -96,8 +96,8 @@ fn a_worktree_and_a_plain_clone_are_read_in_place() {
     let mut options = git2::WorktreeAddOptions::new();
     made.repo.worktree("tree", &tree, Some(options.reference(Some(&branch)))).unwrap();
     git2::Repository::clone(&made.path().to_string_lossy(), &clone).unwrap();
-    assert_eq!(Repository::open(&tree).unwrap().resolve("HEAD").unwrap(), line[0].to_string());
-    let clone = Repository::open(&clone).unwrap();
+    assert_eq!(GitRepository::open(&tree).unwrap().resolve("HEAD").unwrap(), line[0].to_string());
+    let clone = GitRepository::open(&clone).unwrap();
     assert_eq!(clone.resolve("HEAD").unwrap(), line[1].to_string());
     // The clone has this branch only as a remote branch.
     assert_eq!(clone.resolve("other").unwrap(), line[0].to_string());
@@ -131,7 +131,8 @@ fn a_file_that_the_clone_lacks_is_named_with_a_cure() {
     let made = Made::new();
     let commit = made.llama(&[("src/a.cpp", Item::File("only here"))], &[]);
     made.lose(made.repo.blob(b"only here").unwrap());
-    let error = Error::from(open(&made).tree(&commit.to_string()).unwrap().read("src/a.cpp").unwrap_err());
+    let error =
+        BuilderError::from(open(&made).tree(&commit.to_string()).unwrap().read("src/a.cpp").unwrap_err());
     assert!(error.to_string().contains(&format!("lacks `src/a.cpp` of commit {commit}")), "{error}");
     assert!(error.hint().unwrap().contains("--filter"));
 }
@@ -142,7 +143,7 @@ fn a_commit_is_examined_as_a_source() {
     let line = made.line(2);
     let examine = |commit: git2::Oid| {
         let (repository, shown) = (made.path().to_owned(), "shown".to_owned());
-        let source = Source::Commit { repository, shown, commit: commit.to_string() };
+        let source = BuildSource::Commit { repository, shown, commit: commit.to_string() };
         source.examine("/nonexistent".as_ref(), &tokio_util::sync::CancellationToken::new())
     };
     let found = examine(line[1]).unwrap();
@@ -156,7 +157,7 @@ fn a_commit_is_examined_as_a_source() {
     made.annotated("b777", line[1]);
     assert_eq!(examine(line[1]).unwrap().revision.build_number, Some(777));
     let other = made.commit(&[("photo.jpg", Item::File("x"))], &[]);
-    assert!(matches!(examine(other), Err(Error::NoLlamaCpp { top, .. }) if top == ["photo.jpg"]));
+    assert!(matches!(examine(other), Err(BuilderError::NoLlamaCpp { top, .. }) if top == ["photo.jpg"]));
     let absent = git2::Oid::from_bytes(&[9; 20]).unwrap();
-    assert!(matches!(examine(absent), Err(Error::Git(Fault::Repository { .. }))));
+    assert!(matches!(examine(absent), Err(BuilderError::Git(GitError::Repository { .. }))));
 }

@@ -1,25 +1,25 @@
 //! Features of sources, and the choice of extras on machines with different tools.
 
-use warden_patches::Revision;
+use warden_patches::SourceRevision;
 
 use super::*;
 
 /// Files by name.
 struct Files<'a>(Vec<(&'a str, &'a str)>);
 
-impl Tree for Files<'_> {
+impl SourceTree for Files<'_> {
     fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
         let found = self.0.iter().find(|(name, _)| *name == path);
         Ok(found.map(|(_, text)| text.as_bytes().to_vec()))
     }
 
-    fn revision(&self) -> Revision {
-        Revision::default()
+    fn revision(&self) -> SourceRevision {
+        SourceRevision::default()
     }
 }
 
-fn offers(files: &[(&str, &str)], server: &str) -> Offers {
-    Offers::of(&Files(files.to_vec()), server).unwrap()
+fn offers(files: &[(&str, &str)], server: &str) -> SourceFeatures {
+    SourceFeatures::of(&Files(files.to_vec()), server).unwrap()
 }
 
 const OPENSSL: (&str, &str) = ("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)\noption(LLAMA_BUILD_UI x ON)");
@@ -55,28 +55,38 @@ fn what_a_source_offers_is_seen_by_its_files() {
         ("examples/server/public/loading.html", "x"),
     ];
     let found = offers(&old, "examples/server");
-    assert_eq!((found.page, found.fetches, found.old_switch), (Page::Ready, Fetches::Curl, false));
+    assert_eq!(
+        (found.page, found.fetches, found.old_switch),
+        (PageOrigin::Ready, DownloadLibrary::Curl, false)
+    );
     let found = offers(&without(&old, old[3].0), "examples/server");
-    assert_eq!(found.page, Page::Lacks(old[3].0.into()));
+    assert_eq!(found.page, PageOrigin::Lacks(old[3].0.into()));
     let bundle = [
         ("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)\noption(LLAMA_CURL x ON)"),
         ("tools/server/CMakeLists.txt", "option(LLAMA_BUILD_WEBUI x ON)\nset(PUBLIC_ASSETS bundle.js)"),
     ];
     let found = offers(&bundle, "tools/server");
-    assert_eq!(found.page, Page::Lacks("tools/server/public/bundle.js".into()));
-    assert_eq!((found.fetches, found.old_switch, found.stand_in), (Fetches::OpenSsl, true, false));
+    assert_eq!(found.page, PageOrigin::Lacks("tools/server/public/bundle.js".into()));
+    assert_eq!((found.fetches, found.old_switch, found.stand_in), (DownloadLibrary::OpenSsl, true, false));
     let found = offers(&UI, "tools/server");
-    assert_eq!(found, Offers { page: Page::Npm, fetches: Fetches::OpenSsl, ..Offers::default() });
+    assert_eq!(
+        found,
+        SourceFeatures {
+            page: PageOrigin::Npm,
+            fetches: DownloadLibrary::OpenSsl,
+            ..SourceFeatures::default()
+        }
+    );
     let either = "if(LLAMA_BUILD_WEBUI OR LLAMA_BUILD_UI)\n  add_executable(e embed.cpp)\nendif()";
     let both = ui_with("tools/ui/CMakeLists.txt", either);
     let found = offers(&both, "tools/server");
-    assert_eq!((&found.page, found.old_switch), (&Page::Npm, true), "either name makes the page there");
-    let none = Tools { npm: Err("npm is not here".into()), openssl: None, curl: None };
+    assert_eq!((&found.page, found.old_switch), (&PageOrigin::Npm, true), "either name makes the page there");
+    let none = ExtraTools { npm: Err("npm is not here".into()), openssl: None, curl: None };
     assert!(choose(&found, &none, |_| false).old_switch_off);
     assert!(!choose(&offers(&UI, "tools/server"), &none, |_| false).old_switch_off);
     let with_dist = [&UI[..], &[("tools/ui/dist/index.html", "x")]].concat();
-    assert_eq!(offers(&with_dist, "tools/server").page, Page::Ready);
-    assert_eq!(offers(&[], "tools/server"), Offers::default());
+    assert_eq!(offers(&with_dist, "tools/server").page, PageOrigin::Ready);
+    assert_eq!(offers(&[], "tools/server"), SourceFeatures::default());
 }
 
 #[test]
@@ -88,20 +98,25 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
         "tools/ui/package.json",
     ] {
         let found = offers(&without(&UI, gone), "tools/server");
-        assert_eq!((found.page, found.stand_in), (Page::Lacks(gone.into()), false), "{gone}");
+        assert_eq!((found.page, found.stand_in), (PageOrigin::Lacks(gone.into()), false), "{gone}");
     }
     // Files that are compiled even without a page.
     for gone in ["tools/ui/embed.cpp", "scripts/ui-assets.cmake"] {
         let found = offers(&without(&UI, gone), "tools/server");
-        assert_eq!((found.page, found.stand_in), (Page::Lacks("tools/ui/embed.cpp".into()), true), "{gone}");
+        assert_eq!(
+            (found.page, found.stand_in),
+            (PageOrigin::Lacks("tools/ui/embed.cpp".into()), true),
+            "{gone}"
+        );
     }
-    let lacks = Offers { page: Page::Lacks("a/b".into()), stand_in: true, ..Offers::default() };
-    let tools = Tools { npm: Ok(Npm("npm 10".into())), openssl: None, curl: None };
+    let lacks =
+        SourceFeatures { page: PageOrigin::Lacks("a/b".into()), stand_in: true, ..SourceFeatures::default() };
+    let tools = ExtraTools { npm: Ok(NpmVersion("npm 10".into())), openssl: None, curl: None };
     let choice = choose(&lacks, &tools, |_| false);
     assert!(!choice.npm && choice.words.stand_in && !choice.old_switch_off);
     assert_eq!(choice.words.page, "none: this source lacks a/b, of which it is made");
     assert_eq!(choice.versions, [PLACEHOLDER_RECIPE_ENTRY]);
-    let old = Offers { old_switch: true, stand_in: false, ..lacks };
+    let old = SourceFeatures { old_switch: true, stand_in: false, ..lacks };
     assert!(choose(&old, &tools, |_| false).old_switch_off);
     assert!(
         choose(&old, &tools, |option| option == PAGE_OPTION).old_switch_off,
@@ -114,10 +129,10 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
 fn a_source_that_does_not_compile_without_a_page_gets_a_library_without_one() {
     let broken = ui_with("tools/ui/embed.cpp", "std::string asset_dir = argv[3];");
     let found = offers(&broken, "tools/server");
-    assert_eq!((&found.page, found.stand_in, found.needs_page), (&Page::Npm, false, true));
-    let none = Tools { npm: Err("npm is not here".into()), openssl: None, curl: None };
+    assert_eq!((&found.page, found.stand_in, found.needs_page), (&PageOrigin::Npm, false, true));
+    let none = ExtraTools { npm: Err("npm is not here".into()), openssl: None, curl: None };
     assert!(choose(&found, &none, |_| false).words.stand_in);
-    let npm = Tools { npm: Ok(Npm("npm 10".into())), ..none };
+    let npm = ExtraTools { npm: Ok(NpmVersion("npm 10".into())), ..none };
     let choice = choose(&found, &npm, |_| false);
     assert!(choice.npm && !choice.words.stand_in);
     assert!(choose(&found, &npm, |option| option == PAGE_OPTION).words.stand_in, "it was turned off");
@@ -128,40 +143,48 @@ fn a_source_that_does_not_compile_without_a_page_gets_a_library_without_one() {
 
 #[test]
 fn what_can_be_had_is_built_in_and_what_cannot_is_said_with_its_cure() {
-    let all = Offers { page: Page::Npm, fetches: Fetches::OpenSsl, ..Offers::default() };
-    let tools = Tools {
-        npm: Ok(Npm("npm 10.8.2".to_owned())),
-        openssl: Some(OpenSsl("OpenSSL 3.0".to_owned())),
-        curl: Some(Curl("libcurl 7.88".to_owned())),
+    let all = SourceFeatures {
+        page: PageOrigin::Npm,
+        fetches: DownloadLibrary::OpenSsl,
+        ..SourceFeatures::default()
     };
-    let none = Tools { npm: Err("there is none here".to_owned()), openssl: None, curl: None };
+    let tools = ExtraTools {
+        npm: Ok(NpmVersion("npm 10.8.2".to_owned())),
+        openssl: Some(OpenSslVersion("OpenSSL 3.0".to_owned())),
+        curl: Some(CurlVersion("libcurl 7.88".to_owned())),
+    };
+    let none = ExtraTools { npm: Err("there is none here".to_owned()), openssl: None, curl: None };
     let both = choose(&all, &tools, |_| false);
-    assert!(both.npm && both.linked == Fetches::OpenSsl);
+    assert!(both.npm && both.linked == DownloadLibrary::OpenSsl);
     assert_eq!(both.versions, ["npm 10.8.2", "OpenSSL 3.0"]);
     let bare = choose(&all, &none, |_| false);
-    assert!(!bare.npm && bare.linked == Fetches::Nothing && bare.versions.is_empty());
+    assert!(!bare.npm && bare.linked == DownloadLibrary::Nothing && bare.versions.is_empty());
     assert_eq!(bare.words.page, "none: npm makes it, and there is none here");
     assert!(bare.words.https.contains("apt install libssl-dev"), "{}", bare.words.https);
     let decided = choose(&all, &tools, |option| option != CURL_OPTION);
-    assert!(!decided.npm && decided.linked == Fetches::Nothing && decided.versions.is_empty());
+    assert!(!decided.npm && decided.linked == DownloadLibrary::Nothing && decided.versions.is_empty());
 }
 
 #[test]
 fn a_source_that_fetches_through_libcurl_gets_it_where_it_is() {
-    let old = Offers { page: Page::Ready, fetches: Fetches::Curl, ..Offers::default() };
-    let mut tools = Tools {
-        npm: Ok(Npm("npm 10.8.2".to_owned())),
-        openssl: Some(OpenSsl("OpenSSL 3.0".to_owned())),
-        curl: Some(Curl("libcurl 7.88".to_owned())),
+    let old = SourceFeatures {
+        page: PageOrigin::Ready,
+        fetches: DownloadLibrary::Curl,
+        ..SourceFeatures::default()
+    };
+    let mut tools = ExtraTools {
+        npm: Ok(NpmVersion("npm 10.8.2".to_owned())),
+        openssl: Some(OpenSslVersion("OpenSSL 3.0".to_owned())),
+        curl: Some(CurlVersion("libcurl 7.88".to_owned())),
     };
     let choice = choose(&old, &tools, |_| false);
-    assert_eq!(choice.linked, Fetches::Curl);
+    assert_eq!(choice.linked, DownloadLibrary::Curl);
     assert_eq!(choice.versions, ["libcurl 7.88"], "nothing of the others goes into it");
     assert_eq!(choice.words.https, "through libcurl 7.88 of this machine");
     tools.curl = None;
     let choice = choose(&old, &tools, |_| false);
-    assert!(choice.linked == Fetches::Nothing && choice.versions.is_empty());
+    assert!(choice.linked == DownloadLibrary::Nothing && choice.versions.is_empty());
     assert!(choice.words.https.contains("`-hf` fetches nothing: apt install libcurl4-openssl-dev"));
-    let nothing = choose(&Offers::default(), &tools, |_| false);
+    let nothing = choose(&SourceFeatures::default(), &tools, |_| false);
     assert!(nothing.words.https.contains("fetches no models"));
 }

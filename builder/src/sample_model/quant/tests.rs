@@ -1,10 +1,10 @@
 //! Decoding gives nearly the encoded numbers, in blocks of the right size.
 
 use super::*;
-use crate::sample_model::noise::Noise;
+use crate::sample_model::noise::NoiseStream;
 
 fn numbers(seed: u64) -> Vec<f32> {
-    Noise::new(seed, "quant").take(4096, 0.1)
+    NoiseStream::new(seed, "quant").take(4096, 0.1)
 }
 
 /// Root mean square of the differences, relative to that of the numbers.

@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use std::thread;
 
 use super::super::half;
-use super::super::noise::Noise;
-use crate::gguf::Fill;
+use super::super::noise::NoiseStream;
+use crate::gguf::FillFn;
 
 /// Numbers per block; the largest prime below 2^20.
 const BLOCK_NUMBERS: usize = 1_048_573;
@@ -19,9 +19,9 @@ const MIN_THREAD_NUMBERS: usize = 1 << 14;
 const MIN_WRITE_BYTES: usize = 1 << 20;
 
 /// A row while it is written.
-pub(super) struct Row<'a>(&'a mut [u8]);
+pub(super) struct MatrixRow<'a>(&'a mut [u8]);
 
-impl Row<'_> {
+impl MatrixRow<'_> {
     /// Sets a number; a column beyond the row's end is ignored.
     pub(super) fn set(&mut self, column: usize, number: f32) {
         if let Some(place) = self.0.get_mut(2 * column..2 * column + 2) {
@@ -36,7 +36,7 @@ impl Row<'_> {
 }
 
 /// Changes a row, given its index, before it is written.
-pub(super) type Edit = Box<dyn Fn(u64, &mut Row<'_>)>;
+pub(super) type RowEdit = Box<dyn Fn(u64, &mut MatrixRow<'_>)>;
 
 /// Rows of f16 noise with a standard deviation; `edit` may change each row.
 pub(super) fn noise(
@@ -45,20 +45,20 @@ pub(super) fn noise(
     rows: u64,
     columns: u64,
     deviation: f64,
-    edit: Option<Edit>,
-) -> Fill {
+    edit: Option<RowEdit>,
+) -> FillFn {
     let name = name.to_owned();
     Box::new(move |out| {
         let columns = usize::try_from(columns).map_err(io::Error::other)?;
         let wanted = u64::try_from(columns).unwrap_or(u64::MAX).saturating_mul(rows);
         let drawn = usize::try_from(wanted).map_or(BLOCK_NUMBERS, |wanted| wanted.min(BLOCK_NUMBERS));
-        let block = draw(&Noise::new(seed, &name), drawn, deviation)?;
+        let block = draw(&NoiseStream::new(seed, &name), drawn, deviation)?;
         write_rows(out, &block, rows, 2 * columns, edit.as_ref())
     })
 }
 
 /// Draws `count` numbers as f16 on all processors, because drawing takes longer than writing.
-fn draw(noise: &Noise, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
+fn draw(noise: &NoiseStream, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
     let mut block = vec![0; 2 * count];
     let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let part = count.div_ceil(threads).max(MIN_THREAD_NUMBERS);
@@ -82,7 +82,7 @@ fn write_rows(
     block: &[u8],
     rows: u64,
     row_bytes: usize,
-    edit: Option<&Edit>,
+    edit: Option<&RowEdit>,
 ) -> io::Result<()> {
     if row_bytes == 0 || block.is_empty() {
         return Ok(());
@@ -105,7 +105,7 @@ fn write_rows(
         }
         if let Some(edit) = edit {
             for (number, bytes) in (first..).zip(chunk.chunks_exact_mut(row_bytes)) {
-                edit(number, &mut Row(bytes));
+                edit(number, &mut MatrixRow(bytes));
             }
         }
         out.write_all(&chunk)?;
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn written(fill: &Fill) -> Vec<u8> {
+    fn written(fill: &FillFn) -> Vec<u8> {
         let mut out = Vec::new();
         fill(&mut out).unwrap();
         out
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn an_edit_changes_its_place_and_nothing_else() {
         let plain = written(&noise(1, "matrix", 10, 8, 1.0, None));
-        let edit: Edit = Box::new(|row, numbers| match row {
+        let edit: RowEdit = Box::new(|row, numbers| match row {
             2 => numbers.clear(),
             _ => numbers.set(1, 1.0),
         });

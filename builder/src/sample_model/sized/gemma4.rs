@@ -5,13 +5,13 @@
 //! restricts answers to words.
 
 use super::super::vocab::{self, VocabKind};
-use super::{ATTENTION_DEVIATION, SizedModel, Writer, words};
-use crate::gguf::{Gguf, Value};
+use super::{ATTENTION_DEVIATION, SizedModel, SizedWriter, words};
+use crate::gguf::{GgufWriter, MetadataValue};
 
-pub(super) fn file(model: &SizedModel) -> Gguf {
+pub(super) fn file(model: &SizedModel) -> GgufWriter {
     let sizes = &model.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
-    let mut w = Writer::new("gemma4", "gemma4", model.seed);
+    let mut w = SizedWriter::new("gemma4", "gemma4", model.seed);
     metadata(&mut w.file, model);
     w.numbers(
         "gemma4",
@@ -67,15 +67,15 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
 }
 
 /// Metadata other than plain numbers.
-fn metadata(file: &mut Gguf, model: &SizedModel) {
+fn metadata(file: &mut GgufWriter, model: &SizedModel) {
     let sizes = &model.sizes;
     let layers = 0..sizes.layers;
     let kv_heads = layers.clone().map(|layer| sizes.attention(layer).kv_heads).collect();
     let pattern = layers.map(|layer| sizes.is_windowed(layer)).collect();
-    file.set("gemma4.attention.head_count_kv", Value::U32s(kv_heads))
-        .set("gemma4.attention.sliding_window_pattern", Value::Bools(pattern))
-        .set("gemma4.attention.layer_norm_rms_epsilon", Value::F32(1e-6))
-        .set("gemma4.rope.freq_base", Value::F32(1e6))
-        .set("gemma4.rope.freq_base_swa", Value::F32(1e4))
-        .set("gemma4.final_logit_softcapping", Value::F32(30.0));
+    file.set("gemma4.attention.head_count_kv", MetadataValue::U32s(kv_heads))
+        .set("gemma4.attention.sliding_window_pattern", MetadataValue::Bools(pattern))
+        .set("gemma4.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-6))
+        .set("gemma4.rope.freq_base", MetadataValue::F32(1e6))
+        .set("gemma4.rope.freq_base_swa", MetadataValue::F32(1e4))
+        .set("gemma4.final_logit_softcapping", MetadataValue::F32(30.0));
 }

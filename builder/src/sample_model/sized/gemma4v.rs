@@ -5,9 +5,9 @@
 
 use std::io;
 
-use super::super::noise::Noise;
-use super::{ATTENTION_DEVIATION, VisionModel, Writer, block};
-use crate::gguf::{Fill, Gguf, Value, WeightKind};
+use super::super::noise::NoiseStream;
+use super::{ATTENTION_DEVIATION, SizedWriter, VisionModel, block};
+use crate::gguf::{FillFn, GgufWriter, MetadataValue, WeightKind};
 
 /// Edge of a patch in pixels.
 const PATCH_EDGE: u32 = 16;
@@ -20,18 +20,18 @@ const IMAGE_EDGE: u32 = 768;
 /// Gain of the projection: image tokens weigh as much as words, or a little more.
 const PROJECTION_GAIN: f64 = 1.5;
 
-pub(super) fn file(vision: &VisionModel) -> Gguf {
+pub(super) fn file(vision: &VisionModel) -> GgufWriter {
     let sizes = &vision.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
-    let mut w = Writer::new("clip", "gemma4v", vision.seed);
+    let mut w = SizedWriter::new("clip", "gemma4v", vision.seed);
     w.file
-        .set("general.type", Value::String("mmproj".to_owned()))
-        .set("clip.has_vision_encoder", Value::Bool(true))
-        .set("clip.projector_type", Value::String("gemma4v".to_owned()))
-        .set("clip.use_gelu", Value::Bool(true))
-        .set("clip.vision.attention.layer_norm_epsilon", Value::F32(1e-6))
-        .set("clip.vision.image_mean", Value::F32s(vec![0.0; 3]))
-        .set("clip.vision.image_std", Value::F32s(vec![1.0; 3]));
+        .set("general.type", MetadataValue::String("mmproj".to_owned()))
+        .set("clip.has_vision_encoder", MetadataValue::Bool(true))
+        .set("clip.projector_type", MetadataValue::String("gemma4v".to_owned()))
+        .set("clip.use_gelu", MetadataValue::Bool(true))
+        .set("clip.vision.attention.layer_norm_epsilon", MetadataValue::F32(1e-6))
+        .set("clip.vision.image_mean", MetadataValue::F32s(vec![0.0; 3]))
+        .set("clip.vision.image_std", MetadataValue::F32s(vec![1.0; 3]));
     w.numbers(
         "clip.vision",
         [
@@ -76,10 +76,10 @@ pub(super) fn file(vision: &VisionModel) -> Gguf {
 }
 
 /// Rows of f32 noise for the position embeddings of patches.
-fn position_rows(seed: u64, name: &str, rows: u32, columns: u32) -> Fill {
+fn position_rows(seed: u64, name: &str, rows: u32, columns: u32) -> FillFn {
     let name = name.to_owned();
     Box::new(move |out| {
-        let mut noise = Noise::new(seed, &name);
+        let mut noise = NoiseStream::new(seed, &name);
         for _ in 0..rows {
             let row = noise.take(columns as usize, 0.3);
             out.write_all(&row.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>())?;

@@ -1,13 +1,13 @@
 //! The `llama` architecture: a plain transformer.
 
 use super::super::vocab::{self, VocabKind};
-use super::{ATTENTION_DEVIATION, SizedModel, Writer, words};
-use crate::gguf::{Gguf, Value};
+use super::{ATTENTION_DEVIATION, SizedModel, SizedWriter, words};
+use crate::gguf::{GgufWriter, MetadataValue};
 
-pub(super) fn file(model: &SizedModel) -> Gguf {
+pub(super) fn file(model: &SizedModel) -> GgufWriter {
     let sizes = &model.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
-    let mut w = Writer::new("llama", "llama", model.seed);
+    let mut w = SizedWriter::new("llama", "llama", model.seed);
     w.numbers(
         "llama",
         [
@@ -24,8 +24,8 @@ pub(super) fn file(model: &SizedModel) -> Gguf {
         ],
     );
     w.file
-        .set("llama.rope.freq_base", Value::F32(500_000.0))
-        .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+        .set("llama.rope.freq_base", MetadataValue::F32(500_000.0))
+        .set("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5));
     vocab::add_with_words(&mut w.file, VocabKind::Pictures, words(sizes.vocab));
 
     w.embedding(sizes, 1.0);

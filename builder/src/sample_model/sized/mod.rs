@@ -24,18 +24,18 @@ use std::io;
 use std::path::Path;
 
 use super::{EXCLUDING_BIAS, OUTPUT_GAIN, persist, vocab};
-use crate::gguf::{Gguf, Value, WeightKind};
+use crate::gguf::{GgufWriter, MetadataValue, WeightKind};
 
 pub(super) use sizes::VisionSizes;
-pub use sizes::{Arch, Attention, Sizes};
+pub use sizes::{AttentionHeads, ModelArch, ModelSizes};
 
 /// A sample model by architecture and size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SizedModel {
     /// Architecture.
-    pub arch: Arch,
+    pub arch: ModelArch,
     /// Size.
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     /// Seed of the weights; models with different seeds answer differently.
     pub seed: u64,
 }
@@ -58,10 +58,10 @@ impl SizedModel {
         persist(path, &self.file())
     }
 
-    pub(super) fn file(&self) -> Gguf {
+    pub(super) fn file(&self) -> GgufWriter {
         match self.arch {
-            Arch::Llama => llama::file(self),
-            Arch::Gemma4 => gemma4::file(self),
+            ModelArch::Llama => llama::file(self),
+            ModelArch::Gemma4 => gemma4::file(self),
         }
     }
 
@@ -72,11 +72,11 @@ impl SizedModel {
     }
 
     /// The output matrix: words get random rows, other tokens a bias through the constant channel.
-    fn output(&self, file: &mut Gguf) {
-        let last = vocab::FIRST_WORD + words(self.sizes.vocab);
+    fn output(&self, file: &mut GgufWriter) {
+        let last = vocab::FIRST_WORD_ID + words(self.sizes.vocab);
         let (rows, columns) = (u64::from(self.sizes.vocab), u64::from(self.sizes.width));
-        let only_words = move |row: u64, numbers: &mut block::Row<'_>| {
-            let word = (vocab::FIRST_WORD as u64..last as u64).contains(&row);
+        let only_words = move |row: u64, numbers: &mut block::MatrixRow<'_>| {
+            let word = (vocab::FIRST_WORD_ID as u64..last as u64).contains(&row);
             numbers.set(0, if word { 0.0 } else { EXCLUDING_BIAS });
         };
         let name = "output.weight";
@@ -87,7 +87,7 @@ impl SizedModel {
 }
 
 impl VisionModel {
-    pub(super) fn file(&self) -> Gguf {
+    pub(super) fn file(&self) -> GgufWriter {
         gemma4v::file(self)
     }
 }
@@ -110,23 +110,23 @@ fn rounded(number: f64) -> f32 {
 }
 
 /// Writes metadata and tensors under the names that llama-server expects.
-struct Writer {
-    file: Gguf,
+struct SizedWriter {
+    file: GgufWriter,
     seed: u64,
 }
 
-impl Writer {
+impl SizedWriter {
     fn new(arch: &str, name: &str, seed: u64) -> Self {
-        let mut file = Gguf::new(arch);
-        file.set("general.name", Value::String(format!("llama-warden sample ({name})")));
+        let mut file = GgufWriter::new(arch);
+        file.set("general.name", MetadataValue::String(format!("llama-warden sample ({name})")));
         // llama.cpp's file type "mostly f16".
-        file.set("general.file_type", Value::U32(1));
+        file.set("general.file_type", MetadataValue::U32(1));
         Self { file, seed }
     }
 
     fn numbers<const N: usize>(&mut self, prefix: &str, entries: [(&str, u32); N]) {
         for (key, number) in entries {
-            self.file.set(&format!("{prefix}.{key}"), Value::U32(number));
+            self.file.set(&format!("{prefix}.{key}"), MetadataValue::U32(number));
         }
     }
 
@@ -158,22 +158,22 @@ impl Writer {
         let name = format!("{name}.weight");
         let deviation = gain / f64::from(columns).sqrt();
         let (rows, columns) = (u64::from(rows), u64::from(columns));
-        let clear_first = |row: u64, numbers: &mut block::Row<'_>| {
+        let clear_first = |row: u64, numbers: &mut block::MatrixRow<'_>| {
             if row == 0 {
                 numbers.clear();
             }
         };
-        let edit = but_first.then(|| Box::new(clear_first) as block::Edit);
+        let edit = but_first.then(|| Box::new(clear_first) as block::RowEdit);
         let fill = block::noise(self.seed, &name, rows, columns, deviation, edit);
         self.file.made(&name, WeightKind::F16, &[columns, rows], fill);
     }
 
     /// Adds the token embedding with this standard deviation, and with the constant channel.
-    fn embedding(&mut self, sizes: &Sizes, deviation: f64) {
+    fn embedding(&mut self, sizes: &ModelSizes, deviation: f64) {
         let name = "token_embd.weight";
         let (rows, columns) = (u64::from(sizes.vocab), u64::from(sizes.width));
         let constant = rounded(CONSTANT_CHANNEL * deviation);
-        let edit = move |_: u64, numbers: &mut block::Row<'_>| numbers.set(0, constant);
+        let edit = move |_: u64, numbers: &mut block::MatrixRow<'_>| numbers.set(0, constant);
         let fill = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(edit)));
         self.file.made(name, WeightKind::F16, &[columns, rows], fill);
     }

@@ -2,7 +2,7 @@
 
 /// Model architecture, by llama.cpp's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arch {
+pub enum ModelArch {
     /// A plain transformer: every layer attends to the whole context.
     Llama,
     /// Five of six layers attend to a window, the sixth to the whole context with another head size; norms
@@ -12,7 +12,7 @@ pub enum Arch {
 
 /// Attention heads of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attention {
+pub struct AttentionHeads {
     /// KV heads; must divide the number of query heads.
     pub kv_heads: u32,
     /// Width of one head; must be even.
@@ -21,7 +21,7 @@ pub struct Attention {
 
 /// Size of a language model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct ModelSizes {
     /// Layers, at most 512; at least two for gemma4.
     pub layers: u32,
     /// Width of the embedding; a multiple of 32.
@@ -31,9 +31,9 @@ pub struct Sizes {
     /// Query heads.
     pub heads: u32,
     /// Heads of layers that attend to the whole context.
-    pub full: Attention,
+    pub full: AttentionHeads,
     /// Heads of layers with a window, in gemma4.
-    pub windowed: Attention,
+    pub windowed: AttentionHeads,
     /// Window in tokens.
     pub window: u32,
     /// Vocabulary size in tokens; 262 of them are no words.
@@ -54,15 +54,15 @@ pub(in crate::sample_model) struct VisionSizes {
     pub(super) heads: u32,
 }
 
-impl Sizes {
+impl ModelSizes {
     /// Small, for tests on a CPU.
     pub const LLAMA: Self = Self {
         layers: 2,
         width: 64,
         feed: 128,
         heads: 4,
-        full: Attention { kv_heads: 2, head_size: 16 },
-        windowed: Attention { kv_heads: 2, head_size: 16 },
+        full: AttentionHeads { kv_heads: 2, head_size: 16 },
+        windowed: AttentionHeads { kv_heads: 2, head_size: 16 },
         window: 0,
         vocab: 1024,
         context: 8192,
@@ -73,8 +73,8 @@ impl Sizes {
         width: 2048,
         feed: 5632,
         heads: 16,
-        full: Attention { kv_heads: 4, head_size: 128 },
-        windowed: Attention { kv_heads: 4, head_size: 128 },
+        full: AttentionHeads { kv_heads: 4, head_size: 128 },
+        windowed: AttentionHeads { kv_heads: 4, head_size: 128 },
         window: 0,
         vocab: 8192,
         context: 131_072,
@@ -85,8 +85,8 @@ impl Sizes {
         width: 2048,
         feed: 2048,
         heads: 16,
-        full: Attention { kv_heads: 16, head_size: 128 },
-        windowed: Attention { kv_heads: 16, head_size: 128 },
+        full: AttentionHeads { kv_heads: 16, head_size: 128 },
+        windowed: AttentionHeads { kv_heads: 16, head_size: 128 },
         window: 0,
         vocab: 1024,
         context: 131_072,
@@ -97,8 +97,8 @@ impl Sizes {
         width: 64,
         feed: 128,
         heads: 2,
-        full: Attention { kv_heads: 1, head_size: 64 },
-        windowed: Attention { kv_heads: 1, head_size: 32 },
+        full: AttentionHeads { kv_heads: 1, head_size: 64 },
+        windowed: AttentionHeads { kv_heads: 1, head_size: 32 },
         window: 512,
         vocab: 1024,
         context: 8192,
@@ -109,8 +109,8 @@ impl Sizes {
         width: 2048,
         feed: 6144,
         heads: 8,
-        full: Attention { kv_heads: 2, head_size: 512 },
-        windowed: Attention { kv_heads: 4, head_size: 256 },
+        full: AttentionHeads { kv_heads: 2, head_size: 512 },
+        windowed: AttentionHeads { kv_heads: 4, head_size: 256 },
         window: 1024,
         vocab: 8192,
         context: 32_768,
@@ -122,7 +122,7 @@ impl Sizes {
     }
 
     /// Attention heads of this layer.
-    pub(super) const fn attention(&self, layer: u32) -> Attention {
+    pub(super) const fn attention(&self, layer: u32) -> AttentionHeads {
         if self.is_windowed(layer) { self.windowed } else { self.full }
     }
 }

@@ -6,11 +6,11 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 
-const LLAMA: SizedModel = SizedModel { arch: Arch::Llama, sizes: Sizes::LLAMA, seed: 1 };
-const GEMMA4: SizedModel = SizedModel { arch: Arch::Gemma4, sizes: Sizes::GEMMA4, seed: 1 };
+const LLAMA: SizedModel = SizedModel { arch: ModelArch::Llama, sizes: ModelSizes::LLAMA, seed: 1 };
+const GEMMA4: SizedModel = SizedModel { arch: ModelArch::Gemma4, sizes: ModelSizes::GEMMA4, seed: 1 };
 const VISION: VisionModel = VisionModel { sizes: VisionSizes::SMALL, width: 64, seed: 1 };
 
-fn bytes(file: &Gguf) -> Vec<u8> {
+fn bytes(file: &GgufWriter) -> Vec<u8> {
     let mut out = Vec::new();
     file.write(&mut out).unwrap();
     out
@@ -65,7 +65,7 @@ fn tensors(all: &[u8]) -> BTreeMap<String, (Vec<u64>, u32, u64)> {
 
 #[test]
 fn the_same_numbers_give_these_bytes_on_every_platform() {
-    let hash = |file: &Gguf| hex::encode(Sha256::digest(bytes(file)))[..16].to_owned();
+    let hash = |file: &GgufWriter| hex::encode(Sha256::digest(bytes(file)))[..16].to_owned();
     let hashes = [hash(&LLAMA.file()), hash(&GEMMA4.file()), hash(&VISION.file())];
     assert_eq!(hashes, ["dc8323ee4dec5bd7", "1be18a0cef534c89", "b2cbb349831e09d9"]);
 }
@@ -82,7 +82,9 @@ fn a_tiny_model_of_each_kind_is_under_a_megabyte_and_a_gpu_has_gigabytes_to_load
     for model in [LLAMA, GEMMA4] {
         assert!(bytes(&model.file()).len() < 1_500_000);
     }
-    for (arch, sizes) in [(Arch::Llama, Sizes::LLAMA_GPU), (Arch::Gemma4, Sizes::GEMMA4_GPU)] {
+    for (arch, sizes) in
+        [(ModelArch::Llama, ModelSizes::LLAMA_GPU), (ModelArch::Gemma4, ModelSizes::GEMMA4_GPU)]
+    {
         let tensors = SizedModel { arch, sizes, seed: 1 }.file().tensor_bytes();
         assert!((1_500_000_000..4_000_000_000).contains(&tensors), "{arch:?}: {tensors} bytes");
     }

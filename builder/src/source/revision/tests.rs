@@ -6,7 +6,7 @@ use super::*;
 
 const COMMIT: &str = "0c1e570980000000000000000000000000000abc";
 
-fn of(root: &str, top: &str, remark: Option<&str>, files: &[(&str, &str)]) -> Revision {
+fn of(root: &str, top: &str, remark: Option<&str>, files: &[(&str, &str)]) -> SourceRevision {
     let files: HashMap<&str, &str> = files.iter().copied().collect();
     for name in files.keys().filter(|name| !name.starts_with("..") && !name.starts_with('/')) {
         assert!(is_evidence(name), "{name} would not be kept from an archive");
@@ -29,7 +29,7 @@ fn a_submodule_in_an_archive_points_to_its_commit() {
             ),
         ],
     );
-    assert_eq!(found, Revision { commit: Some(COMMIT.into()), build_number: None });
+    assert_eq!(found, SourceRevision { commit: Some(COMMIT.into()), build_number: None });
     assert_eq!(found.to_string(), "build unknown, commit 0c1e57098");
 }
 
@@ -80,7 +80,7 @@ fn a_worktree_shares_its_refs() {
 fn generated_files_remarks_and_names_speak_when_git_does_not() {
     let info = "int LLAMA_BUILD_NUMBER = 4447;\nchar const *LLAMA_COMMIT = \"f7cd1330\";\n";
     let found = of("x", "x.zip", Some(COMMIT), &[("x/common/build-info.cpp", info)]);
-    assert_eq!(found, Revision { commit: Some("f7cd1330".into()), build_number: Some(4447) });
+    assert_eq!(found, SourceRevision { commit: Some("f7cd1330".into()), build_number: Some(4447) });
     assert_eq!(of("llama.cpp-b12", "a.zip", Some(COMMIT), &[]).to_string(), "build 12, commit 0c1e57098");
     assert_eq!(of("", "llama.cpp-b12.tar.gz", None, &[]).build_number, Some(12));
     assert_eq!(of(&format!("llama.cpp-{COMMIT}"), "", None, &[]).commit.unwrap(), COMMIT);
@@ -89,5 +89,5 @@ fn generated_files_remarks_and_names_speak_when_git_does_not() {
 #[test]
 fn without_evidence_both_are_unknown() {
     assert_eq!(of("src", "src", Some("made by hand"), &[]).to_string(), "build unknown, commit unknown");
-    assert_eq!(of("my-build", "x", None, &[]), Revision::default());
+    assert_eq!(of("my-build", "x", None, &[]), SourceRevision::default());
 }

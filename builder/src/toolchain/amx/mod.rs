@@ -13,13 +13,13 @@ use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::environment::Environment;
-use crate::error::{Error, Result, io_error};
-use crate::plan::target::Arch;
-use crate::process::{Ended, output};
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result, io_error};
+use crate::plan::target::CpuTarget;
+use crate::process::{ChildExit, output};
 
 use super::asking::said;
-use super::found::Compilers;
+use super::found::BuildCompilers;
 
 /// Source of the test program.
 const PROBE_SOURCE: &str = include_str!("probe.cpp");
@@ -42,22 +42,22 @@ pub(crate) enum TileCode {
 /// Returns true if these compilers would compile ggml's AMX kernels: for this machine's processor, or
 /// because of the user's flags.
 pub(crate) async fn compiles_amx(
-    env: &Environment,
-    compilers: &Compilers,
-    arch: Arch,
+    env: &BuildEnvironment,
+    compilers: &BuildCompilers,
+    arch: CpuTarget,
     flags: &str,
     cancel: &CancellationToken,
 ) -> Result<bool> {
     if !compilers.target.starts_with("x86_64") {
         return Ok(false);
     }
-    let native = if arch == Arch::Native { "-march=native" } else { "" };
+    let native = if arch == CpuTarget::Native { "-march=native" } else { "" };
     let mut arguments: Vec<&str> = [native].into_iter().filter(|flag| !flag.is_empty()).collect();
     arguments.extend(flags.split_whitespace());
     arguments.extend(["-dM", "-E", "-x", "c++", "/dev/null"]);
     match said(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
         Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(AMX_MACRO))),
-        Err(Error::Cancelled) => Err(Error::Cancelled),
+        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
         // Flags that the compiler does not support: cmake reports them.
         Err(_) => Ok(false),
     }
@@ -65,7 +65,7 @@ pub(crate) async fn compiles_amx(
 
 /// Runs the check. `folder` receives a temporary folder.
 pub(crate) async fn tile_code(
-    env: &Environment,
+    env: &BuildEnvironment,
     cxx: &Path,
     folder: &Path,
     cancel: &CancellationToken,
@@ -76,13 +76,13 @@ pub(crate) async fn tile_code(
         .tempdir_in(folder)
         .map_err(io_error("creating a folder in", folder))?;
     match run_check(env, cxx, work.path(), cancel).await {
-        Err(Error::Program { why, .. }) => Ok(TileCode::Unknown(why)),
+        Err(BuilderError::Program { why, .. }) => Ok(TileCode::Unknown(why)),
         other => other,
     }
 }
 
 async fn run_check(
-    env: &Environment,
+    env: &BuildEnvironment,
     cxx: &Path,
     work: &Path,
     cancel: &CancellationToken,
@@ -117,7 +117,7 @@ async fn run_check(
 
 /// Runs a probe; returns its exit status, or the signal that ended it.
 async fn run_probe(
-    env: &Environment,
+    env: &BuildEnvironment,
     program: &str,
     arguments: &[&str],
     cancel: &CancellationToken,
@@ -125,11 +125,11 @@ async fn run_probe(
     let mut command = env.command(Path::new(program));
     command.args(arguments);
     match output(command, cancel).await {
-        Ok((Ended::Exited(status), _)) => Ok((status.code(), status.signal())),
-        Ok((Ended::Cancelled, _)) => Err(Error::Cancelled),
+        Ok((ChildExit::Exited(status), _)) => Ok((status.code(), status.signal())),
+        Ok((ChildExit::Cancelled, _)) => Err(BuilderError::Cancelled),
         Err(error) => {
             let doing = "running a probe for AMX".to_owned();
-            Err(Error::Program { command: program.to_owned(), doing, why: error.to_string() })
+            Err(BuilderError::Program { command: program.to_owned(), doing, why: error.to_string() })
         }
     }
 }

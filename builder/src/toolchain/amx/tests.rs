@@ -29,8 +29,8 @@ fn program(folder: &Path, name: &str, script: &str) -> PathBuf {
     path
 }
 
-fn environment() -> Environment {
-    Environment { path: "/usr/bin:/bin".into(), ..Environment::default() }
+fn environment() -> BuildEnvironment {
+    BuildEnvironment { path: "/usr/bin:/bin".into(), ..BuildEnvironment::default() }
 }
 
 async fn looked(cxx: &Path) -> TileCode {
@@ -63,18 +63,18 @@ async fn kernels_for_amx_are_compiled_where_the_compiler_says_so_for_this_proces
         "c++",
         "case \" $* \" in *' -march=native '*|*' -mamx-int8 '*) echo '#define __AMX_INT8__ 1';; *' -mbad '*) exit 1;; esac",
     );
-    let tool = super::super::found::Tool { path: cxx, version: "1".into() };
+    let tool = super::super::found::BuildTool { path: cxx, version: "1".into() };
     let compilers =
-        Compilers { c: tool.clone(), cxx: tool, target: "x86_64-linux-gnu".into(), cpu: String::new() };
-    let ask = async |compilers: &Compilers, arch, flags| {
+        BuildCompilers { c: tool.clone(), cxx: tool, target: "x86_64-linux-gnu".into(), cpu: String::new() };
+    let ask = async |compilers: &BuildCompilers, arch, flags| {
         compiles_amx(&environment(), compilers, arch, flags, &CancellationToken::new()).await.unwrap()
     };
-    assert!(ask(&compilers, Arch::Native, "").await);
-    assert!(!ask(&compilers, Arch::Portable, "").await);
-    assert!(ask(&compilers, Arch::Portable, "-O2 -mamx-int8").await);
-    assert!(!ask(&compilers, Arch::Portable, "-mbad").await);
-    let arm = Compilers { target: "aarch64-linux-gnu".into(), ..compilers };
-    assert!(!ask(&arm, Arch::Native, "").await);
+    assert!(ask(&compilers, CpuTarget::Native, "").await);
+    assert!(!ask(&compilers, CpuTarget::Portable, "").await);
+    assert!(ask(&compilers, CpuTarget::Portable, "-O2 -mamx-int8").await);
+    assert!(!ask(&compilers, CpuTarget::Portable, "-mbad").await);
+    let arm = BuildCompilers { target: "aarch64-linux-gnu".into(), ..compilers };
+    assert!(!ask(&arm, CpuTarget::Native, "").await);
 }
 
 #[test]

@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::place::{home_of, missing, versioned_folders};
-use crate::environment::Environment;
-use crate::error::{Error, Result};
-use crate::plan::backend::Backend;
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result};
+use crate::plan::backend::ComputeBackend;
 use crate::toolchain::asking::said;
-use crate::toolchain::found::{Tool, Toolkit};
+use crate::toolchain::found::{BuildTool, GpuToolkit};
 
 /// How to install the toolkit.
 const INSTALL_HINT: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \
                     name its nvcc in CUDACXX";
 
 /// Finds nvcc, and checks that the toolkit's libraries are installed, too.
-pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
+pub(super) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
     let path = nvcc(env)?;
     let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
     let home = home_of(&path);
@@ -25,20 +25,24 @@ pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Resul
     let has = |header: &str| include_folders(env, &home).iter().any(|folder| folder.join(header).exists());
     if has("cuda_runtime.h") && !has("cublas_v2.h") {
         return Err(missing(
-            Backend::Cuda,
+            ComputeBackend::Cuda,
             format!("cuBLAS (cublas_v2.h) is not in {}", home.display()),
             "install the rest of the CUDA toolkit (NVIDIA's packages: apt install cuda-libraries-dev-VERSION)",
         ));
     }
-    Ok(Toolkit { tool: Tool { path, version: version(&text) }, home })
+    Ok(GpuToolkit { tool: BuildTool { path, version: version(&text) }, home })
 }
 
 /// nvcc, from environment variables, in PATH, or in the usual folders.
-pub(crate) fn nvcc(env: &Environment) -> Result<PathBuf> {
+pub(crate) fn nvcc(env: &BuildEnvironment) -> Result<PathBuf> {
     if let Some(wish) = &env.cudacxx {
         let absent = || {
             let name = Path::new(wish).display();
-            missing(Backend::Cuda, format!("nvcc is not at `{name}`, which CUDACXX names"), INSTALL_HINT)
+            missing(
+                ComputeBackend::Cuda,
+                format!("nvcc is not at `{name}`, which CUDACXX names"),
+                INSTALL_HINT,
+            )
         };
         return env.find(wish).ok_or_else(absent);
     }
@@ -55,14 +59,14 @@ pub(crate) fn nvcc(env: &Environment) -> Result<PathBuf> {
         .or_else(|| usual.into_iter().find_map(|home| inside(&home)))
         .ok_or_else(|| {
             missing(
-                Backend::Cuda,
+                ComputeBackend::Cuda,
                 "nvcc is not in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda",
                 INSTALL_HINT,
             )
         })
 }
 
-fn include_folders(env: &Environment, home: &Path) -> Vec<PathBuf> {
+fn include_folders(env: &BuildEnvironment, home: &Path) -> Vec<PathBuf> {
     let mut folders = vec![home.join("include")];
     folders.extend(targets(home).into_iter().map(|target| target.join("include")));
     // Debian's package.
@@ -83,14 +87,14 @@ fn version(text: &str) -> String {
 }
 
 /// Returns true if device files of an NVIDIA GPU exist. Asking the driver could take seconds.
-pub(crate) fn has_device(env: &Environment) -> bool {
+pub(crate) fn has_device(env: &BuildEnvironment) -> bool {
     let files = ["dev/nvidiactl", "dev/nvidia0", "usr/lib/wsl/lib/nvidia-smi"];
     env.system.iter().any(|system| files.iter().any(|file| system.join(file).exists()))
 }
 
 /// Distinct architectures of this machine's GPUs, such as `90`; empty if there are none or they are unknown.
 pub(crate) async fn architectures(
-    env: &Environment,
+    env: &BuildEnvironment,
     nvcc: &Path,
     cancel: &CancellationToken,
 ) -> Result<Vec<String>> {
@@ -114,7 +118,7 @@ pub(crate) async fn architectures(
 /// Maps a failed program to empty output (no GPU); cancellation stays an error.
 fn told(said: Result<String>) -> Result<String> {
     match said {
-        Err(Error::Cancelled) => Err(Error::Cancelled),
+        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
         other => Ok(other.unwrap_or_default()),
     }
 }

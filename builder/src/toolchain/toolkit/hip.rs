@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::place::{home_of, missing, versioned_folders};
-use crate::environment::Environment;
-use crate::error::{Error, Result};
-use crate::plan::backend::Backend;
+use crate::environment::BuildEnvironment;
+use crate::error::{BuilderError, Result};
+use crate::plan::backend::ComputeBackend;
 use crate::toolchain::asking::said;
-use crate::toolchain::found::{Tool, Toolkit};
+use crate::toolchain::found::{BuildTool, GpuToolkit};
 
 /// Finds ROCm by its hipcc, and checks that compiler and libraries are installed, too.
-pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
+pub(super) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
     let hipcc = hipcc(env)?;
     let home = home_of(&hipcc);
     let compiler = ["lib/llvm/bin/clang++", "llvm/bin/clang++", "bin/amdclang++"];
@@ -26,7 +26,7 @@ pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Resul
         let folder = home.join("include");
         if folder.join("hip").exists() && !folder.join(header).exists() {
             return Err(missing(
-                Backend::Hip,
+                ComputeBackend::Hip,
                 format!("{header} is not in {}", folder.display()),
                 format!("install it: apt install {package} (Debian: lib{package})"),
             ));
@@ -34,11 +34,11 @@ pub(super) async fn find(env: &Environment, cancel: &CancellationToken) -> Resul
     }
     let text = said(env, &hipcc, &["--version"], "asking for its version", cancel).await?;
     let version = text.lines().next().unwrap_or_default().trim().to_owned();
-    Ok(Toolkit { tool: Tool { path, version }, home })
+    Ok(GpuToolkit { tool: BuildTool { path, version }, home })
 }
 
 /// hipcc, from environment variables with its folder, in PATH, or in the usual folders.
-pub(crate) fn hipcc(env: &Environment) -> Result<PathBuf> {
+pub(crate) fn hipcc(env: &BuildEnvironment) -> Result<PathBuf> {
     let usual = env.system.iter().flat_map(|system| {
         let mut folders = vec![system.join("opt/rocm")];
         folders.extend(versioned_folders(&system.join("opt"), "rocm-"));
@@ -50,16 +50,20 @@ pub(crate) fn hipcc(env: &Environment) -> Result<PathBuf> {
         || {
             let cure = "install ROCm (Debian: apt install hipcc libhipblas-dev librocblas-dev), or name its folder in \
                         HIP_PATH";
-            missing(Backend::Hip, "hipcc is not in PATH, HIP_PATH, ROCM_PATH or /opt/rocm", cure)
+            missing(ComputeBackend::Hip, "hipcc is not in PATH, HIP_PATH, ROCM_PATH or /opt/rocm", cure)
         },
     )
 }
 
-async fn configured_clang(env: &Environment, home: &Path, cancel: &CancellationToken) -> Result<PathBuf> {
+async fn configured_clang(
+    env: &BuildEnvironment,
+    home: &Path,
+    cancel: &CancellationToken,
+) -> Result<PathBuf> {
     let absent = || {
         let what = format!("ROCm in {} has no clang++", home.display());
         missing(
-            Backend::Hip,
+            ComputeBackend::Hip,
             what,
             "install the compiler: apt install rocm-llvm (Debian: hipcc brings its clang)",
         )
@@ -71,14 +75,14 @@ async fn configured_clang(env: &Environment, home: &Path, cancel: &CancellationT
 }
 
 /// Returns true if there is an AMD GPU with the compute driver.
-pub(crate) fn has_device(env: &Environment) -> bool {
+pub(crate) fn has_device(env: &BuildEnvironment) -> bool {
     env.system.iter().any(|system| system.join("dev/kfd").exists())
 }
 
 /// Distinct architectures of this machine's GPUs, such as `gfx1201`; empty if there are none or they are
 /// unknown.
 pub(crate) async fn architectures(
-    env: &Environment,
+    env: &BuildEnvironment,
     home: &Path,
     cancel: &CancellationToken,
 ) -> Result<Vec<String>> {
@@ -87,7 +91,7 @@ pub(crate) async fn architectures(
         let program = env.find(&path).or_else(|| env.find(path.file_name()?));
         let Some(program) = program else { continue };
         let text = match said(env, &program, &[], "asking for the GPUs", cancel).await {
-            Err(Error::Cancelled) => return Err(Error::Cancelled),
+            Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
             other => other.unwrap_or_default(),
         };
         let found = names(&text);

@@ -12,23 +12,23 @@ pub(super) mod vulkan;
 
 use tokio_util::sync::CancellationToken;
 
-use super::found::Toolkit;
-use crate::environment::Environment;
+use super::found::GpuToolkit;
+use crate::environment::BuildEnvironment;
 use crate::error::Result;
-use crate::plan::backend::Backend;
+use crate::plan::backend::ComputeBackend;
 
 /// Finds and checks the toolkit of a backend; `None` for the CPU.
 pub(crate) async fn find(
-    env: &Environment,
-    backend: Backend,
+    env: &BuildEnvironment,
+    backend: ComputeBackend,
     cancel: &CancellationToken,
-) -> Result<Option<Toolkit>> {
+) -> Result<Option<GpuToolkit>> {
     Ok(Some(match backend {
-        Backend::Cpu => return Ok(None),
-        Backend::Cuda => cuda::find(env, cancel).await?,
-        Backend::Hip => hip::find(env, cancel).await?,
-        Backend::Vulkan => vulkan::find(env, cancel).await?,
-        Backend::Metal => metal::find(env, cancel).await?,
+        ComputeBackend::Cpu => return Ok(None),
+        ComputeBackend::Cuda => cuda::find(env, cancel).await?,
+        ComputeBackend::Hip => hip::find(env, cancel).await?,
+        ComputeBackend::Vulkan => vulkan::find(env, cancel).await?,
+        ComputeBackend::Metal => metal::find(env, cancel).await?,
     }))
 }
 

@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::Error;
-use crate::plan::backend::Backend;
+use crate::error::BuilderError;
+use crate::plan::backend::ComputeBackend;
 
-pub(super) fn missing(backend: Backend, missing: impl Into<String>, cure: impl Into<String>) -> Error {
-    Error::Toolkit { backend, missing: missing.into(), cure: cure.into() }
+pub(super) fn missing(
+    backend: ComputeBackend,
+    missing: impl Into<String>,
+    cure: impl Into<String>,
+) -> BuilderError {
+    BuilderError::Toolkit { backend, missing: missing.into(), cure: cure.into() }
 }
 
 /// Subfolders with a name prefix, the highest version first. Versions are compared as numbers: `cuda-12.10`

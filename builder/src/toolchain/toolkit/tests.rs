@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use super::*;
-use crate::plan::{ArchWish, BackendWish};
-use crate::toolchain::found::Chosen;
-use crate::toolchain::{Tool, choose};
+use crate::plan::{ArchChoice, BackendChoice};
+use crate::toolchain::found::ChosenBackend;
+use crate::toolchain::{BuildTool, choose};
 
 const NVCC: &str =
     "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 13.0, V13.0.88'";
@@ -16,16 +16,16 @@ const SMI: &str = "[ \"$1\" = --query-gpu=compute_cap ] && printf '9.0\\n9.0\\n'
 /// A simulated machine below one folder; its PATH is `bin`.
 struct Machine {
     root: tempfile::TempDir,
-    env: Environment,
+    env: BuildEnvironment,
 }
 
 impl Machine {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
-        let env = Environment {
+        let env = BuildEnvironment {
             path: root.path().join("bin").into(),
             system: Some(root.path().into()),
-            ..Environment::default()
+            ..BuildEnvironment::default()
         };
         Self { root, env }
     }
@@ -62,9 +62,9 @@ impl Machine {
             .with("usr/lib/x86_64-linux-gnu/libvulkan.so", "")
     }
 
-    async fn choose(&self, backend: &str, arch: &str) -> Result<Chosen> {
-        let wish: BackendWish = backend.parse()?;
-        let arch: ArchWish = arch.parse()?;
+    async fn choose(&self, backend: &str, arch: &str) -> Result<ChosenBackend> {
+        let wish: BackendChoice = backend.parse()?;
+        let arch: ArchChoice = arch.parse()?;
         choose(&self.env, wish, &arch, &CancellationToken::new()).await
     }
 
@@ -82,53 +82,56 @@ async fn auto_takes_cuda_where_nvcc_and_a_device_are_and_says_so() {
         .with("dev/nvidiactl", "");
     let chosen = machine.choose("auto", "native").await.unwrap();
     let nvcc = machine.path("usr/local/cuda/bin/nvcc");
-    assert_eq!(chosen.backend, Backend::Cuda);
+    assert_eq!(chosen.backend, ComputeBackend::Cuda);
     assert_eq!(chosen.why, format!("an NVIDIA device is there; nvcc 13.0.88 at {}", nvcc.display()));
     assert_eq!(chosen.gpu, ["90-real"], "the same GPU twice is one architecture");
-    assert_eq!(chosen.toolkit.unwrap().tool, Tool { path: nvcc, version: "nvcc 13.0.88".into() });
+    assert_eq!(chosen.toolkit.unwrap().tool, BuildTool { path: nvcc, version: "nvcc 13.0.88".into() });
 }
 
 #[tokio::test]
 async fn auto_says_what_lacks_for_a_gpu_and_takes_the_cpu() {
     let machine = Machine::new().with("dev/nvidia0", "");
     let chosen = machine.choose("auto", "native").await.unwrap();
-    assert_eq!((chosen.backend, chosen.toolkit, chosen.gpu), (Backend::Cpu, None, Vec::new()));
+    assert_eq!((chosen.backend, chosen.toolkit, chosen.gpu), (ComputeBackend::Cpu, None, Vec::new()));
     assert!(chosen.why.contains("an NVIDIA device is there but nvcc is not"), "{}", chosen.why);
     assert!(chosen.why.contains("--backend cuda with CUDACXX"), "{}", chosen.why);
 
     let machine = Machine::new().program("bin/nvcc", NVCC);
     let chosen = machine.choose("auto", "native").await.unwrap();
-    assert_eq!(chosen.backend, Backend::Cpu);
+    assert_eq!(chosen.backend, ComputeBackend::Cpu);
     assert!(chosen.why.contains("no such device is here"), "{}", chosen.why);
 
     let chosen = Machine::new().choose("auto", "native").await.unwrap();
-    assert_eq!((chosen.backend, chosen.why.as_str()), (Backend::Cpu, "no GPU of NVIDIA or AMD is here"));
+    assert_eq!(
+        (chosen.backend, chosen.why.as_str()),
+        (ComputeBackend::Cpu, "no GPU of NVIDIA or AMD is here")
+    );
 }
 
 #[tokio::test]
 async fn auto_takes_rocm_and_vulkan_where_those_are_whole() {
     let machine = Machine::new().rocm().with("dev/kfd", "");
     let chosen = machine.choose("auto", "native").await.unwrap();
-    assert_eq!((chosen.backend, chosen.gpu), (Backend::Hip, vec!["gfx1201".to_owned()]));
+    assert_eq!((chosen.backend, chosen.gpu), (ComputeBackend::Hip, vec!["gfx1201".to_owned()]));
 
     let render = "sys/class/drm/renderD128/device/vendor";
     let machine = Machine::new().vulkan().with("dev/kfd", "").with(render, "0x1002\n");
     let chosen = machine.choose("auto", "native").await.unwrap();
-    assert_eq!(chosen.backend, Backend::Vulkan);
+    assert_eq!(chosen.backend, ComputeBackend::Vulkan);
     assert!(chosen.why.contains("hipcc is not"), "what would be better is told: {}", chosen.why);
     assert_eq!(chosen.toolkit.unwrap().tool.version, "shaderc v2024.0, headers 275");
 
     let machine = Machine::new().vulkan().with(render, "0x1af4\n");
     let chosen = machine.choose("auto", "native").await.unwrap();
-    assert_eq!(chosen.backend, Backend::Cpu, "a virtual machine's GPU is none");
+    assert_eq!(chosen.backend, ComputeBackend::Cpu, "a virtual machine's GPU is none");
 }
 
 #[tokio::test]
 async fn auto_takes_the_backend_whose_architecture_is_named() {
     let machine = Machine::new().program("bin/nvcc", NVCC).rocm();
-    assert_eq!(machine.choose("auto", "90").await.unwrap().backend, Backend::Cuda);
+    assert_eq!(machine.choose("auto", "90").await.unwrap().backend, ComputeBackend::Cuda);
     let chosen = machine.choose("auto", "portable,gfx1100").await.unwrap();
-    assert_eq!((chosen.backend, chosen.gpu), (Backend::Hip, vec!["gfx1100".to_owned()]));
+    assert_eq!((chosen.backend, chosen.gpu), (ComputeBackend::Hip, vec!["gfx1100".to_owned()]));
     assert!(chosen.why.contains("--arch portable,gfx1100 names its GPUs"), "{}", chosen.why);
 }
 

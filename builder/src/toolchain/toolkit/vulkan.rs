@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::place::{home_of, missing};
-use crate::environment::Environment;
+use crate::environment::BuildEnvironment;
 use crate::error::Result;
-use crate::plan::backend::Backend;
+use crate::plan::backend::ComputeBackend;
 use crate::toolchain::asking::said;
-use crate::toolchain::found::{Tool, Toolkit};
+use crate::toolchain::found::{BuildTool, GpuToolkit};
 
 /// PCI vendors whose GPUs outperform the CPU: AMD and NVIDIA. An integrated Intel GPU may be slower than
 /// its CPU, and the GPU of a virtual machine is emulated by the CPU.
 const FAST_GPU_VENDORS: [&str; 2] = ["0x1002", "0x10de"];
 
 /// Finds glslc, the headers and the loader.
-pub(crate) async fn find(env: &Environment, cancel: &CancellationToken) -> Result<Toolkit> {
+pub(crate) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
     let lack = |what: &str, package: &str| {
         let cure = format!("install it: apt install {package}, or name a Vulkan SDK in VULKAN_SDK");
-        missing(Backend::Vulkan, what, cure)
+        missing(ComputeBackend::Vulkan, what, cure)
     };
     let in_sdk = env.vulkan_sdk.as_ref().and_then(|sdk| env.find(sdk.join("bin").join("glslc")));
     let path = in_sdk.or_else(|| env.find("glslc")).ok_or_else(|| {
@@ -38,17 +38,17 @@ pub(crate) async fn find(env: &Environment, cancel: &CancellationToken) -> Resul
     let compiler = text.lines().next().unwrap_or_default().trim();
     let version = format!("{compiler}, headers {}", header_version(&header));
     let home = env.vulkan_sdk.clone().unwrap_or_else(|| home_of(&path));
-    Ok(Toolkit { tool: Tool { path, version }, home })
+    Ok(GpuToolkit { tool: BuildTool { path, version }, home })
 }
 
-fn include_folders(env: &Environment) -> Vec<PathBuf> {
+fn include_folders(env: &BuildEnvironment) -> Vec<PathBuf> {
     let sdk = env.vulkan_sdk.iter().map(|sdk| sdk.join("include"));
     let system =
         env.system.iter().flat_map(|root| [root.join("usr/local/include"), root.join("usr/include")]);
     sdk.chain(system).collect()
 }
 
-fn library_folders(env: &Environment) -> Vec<PathBuf> {
+fn library_folders(env: &BuildEnvironment) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = env.vulkan_sdk.iter().map(|sdk| sdk.join("lib")).collect();
     if let Some(system) = &env.system {
         folders.extend(["usr/local/lib", "usr/lib64", "usr/lib"].map(|name| system.join(name)));
@@ -67,7 +67,7 @@ fn header_version(header: &Path) -> String {
 }
 
 /// Returns true if there is a GPU of such a vendor, by its render node.
-pub(crate) fn has_device(env: &Environment) -> bool {
+pub(crate) fn has_device(env: &BuildEnvironment) -> bool {
     let of = |system: &PathBuf| fs::read_dir(system.join("sys/class/drm")).into_iter().flatten().flatten();
     env.system.iter().flat_map(of).any(|entry| {
         let vendor = fs::read_to_string(entry.path().join("device/vendor")).unwrap_or_default();

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::super::checks::{Door, post};
-use super::judge::Outcome;
-use crate::sample_model::{FIRST_WORD, WORDS};
+use super::super::checks::{ServerAddress, post};
+use super::judge::TrialOutcome;
+use crate::sample_model::{FIRST_WORD_ID, WORD_COUNT};
 
 /// Tokens of the prompt: processed as one batch, and fewer than the 32 from which ggml offloads to a GPU.
 const PROMPT_TOKENS: usize = 24;
@@ -15,35 +15,35 @@ const PROMPT_TOKENS: usize = 24;
 const SINGLE_TOKENS: usize = 6;
 
 /// Log-probabilities by word, for each prompt.
-pub(super) type Answers = Vec<BTreeMap<String, f64>>;
+pub(super) type WordProbabilities = Vec<BTreeMap<String, f64>>;
 
 /// Requests all words' probabilities after the prompt, and after each of the single tokens that follow.
-pub(super) async fn ask(door: &Door) -> Outcome {
-    let mut answers = Answers::new();
+pub(super) async fn ask(door: &ServerAddress) -> TrialOutcome {
+    let mut answers = WordProbabilities::new();
     for length in PROMPT_TOKENS..=PROMPT_TOKENS + SINGLE_TOKENS {
         let prompt: Vec<usize> = (0..length).map(token_at).collect();
         let body = json!({
-            "prompt": prompt, "n_predict": 1, "n_probs": WORDS, "cache_prompt": true, "seed": 1,
+            "prompt": prompt, "n_predict": 1, "n_probs": WORD_COUNT, "cache_prompt": true, "seed": 1,
             // Older servers report only tokens that pass the samplers; these settings let all likely tokens
             // pass.
             "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
         });
         let answer = match post(door, "/completion", &body).await {
             Ok(text) => serde_json::from_str::<Value>(&text).unwrap_or_default(),
-            Err(fault) => return Outcome::Wrong(fault.to_string()),
+            Err(fault) => return TrialOutcome::Wrong(fault.to_string()),
         };
         match parse_words(&answer) {
             Some(words) => answers.push(words),
-            None if answers.is_empty() => return Outcome::NoProbabilities,
-            None => return Outcome::Wrong("an answer without probabilities".to_owned()),
+            None if answers.is_empty() => return TrialOutcome::NoProbabilities,
+            None => return TrialOutcome::Wrong("an answer without probabilities".to_owned()),
         }
     }
-    Outcome::Answered(answers)
+    TrialOutcome::Answered(answers)
 }
 
 /// A pseudo-random word of the sample model.
 const fn token_at(at: usize) -> usize {
-    FIRST_WORD + (at * 131 + 17) % WORDS
+    FIRST_WORD_ID + (at * 131 + 17) % WORD_COUNT
 }
 
 /// The words with their log-probabilities; `None` if the answer has none.

@@ -25,18 +25,18 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::checks::{self, Door};
-use super::server::Server;
-use super::trial::Trial;
-use crate::error::{Error, Result, io_error};
-use crate::sample_model::{self, Options, WeightKind};
-use answers::Answers;
-use judge::{Outcome, judge};
-use settings::{KnownFlags, Setting};
+use super::checks::{self, ServerAddress};
+use super::server::TestServer;
+use super::trial::TrialSettings;
+use crate::error::{BuilderError, Result, io_error};
+use crate::sample_model::{self, SampleModelOptions, WeightKind};
+use answers::WordProbabilities;
+use judge::{TrialOutcome, judge};
+use settings::{KernelSetting, KnownFlags};
 
 /// Results of a server for each weight format.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Computed {
+pub struct ComputeResults {
     /// Results of every format with every setting.
     pub trials: Vec<ComputedTrial>,
     /// Formats that the server does not support.
@@ -58,7 +58,7 @@ pub struct ComputedTrial {
     pub limit: f64,
 }
 
-impl Computed {
+impl ComputeResults {
     /// Formats with their largest distances, as a line of text.
     pub(super) fn in_words(&self) -> String {
         let mut forms: Vec<(&str, f64)> = Vec::new();
@@ -81,7 +81,7 @@ impl Computed {
 struct ComputeBench<'a> {
     binary: &'a Path,
     folder: &'a Path,
-    trial: &'a Trial,
+    trial: &'a TrialSettings,
     unix: bool,
     cancel: &'a CancellationToken,
 }
@@ -90,15 +90,15 @@ struct ComputeBench<'a> {
 pub(super) async fn all(
     binary: &Path,
     folder: &Path,
-    trial: &Trial,
+    trial: &TrialSettings,
     unix: bool,
     has_gpu: bool,
     cancel: &CancellationToken,
-) -> Result<Option<Computed>> {
+) -> Result<Option<ComputeResults>> {
     let bench = ComputeBench { binary, folder, trial, unix, cancel };
     let flags = KnownFlags::of(binary, trial, cancel).await?;
-    let settings = Setting::all(flags, has_gpu);
-    let mut computed = Computed::default();
+    let settings = KernelSetting::all(flags, has_gpu);
+    let mut computed = ComputeResults::default();
     for kind in WeightKind::ALL.into_iter().filter(|kind| *kind != WeightKind::F32) {
         let Some(reference) = bench.reference(kind).await? else { return Ok(None) };
         let outcomes = bench.outcomes(kind, &settings, flags).await?;
@@ -112,19 +112,24 @@ pub(super) async fn all(
 
 impl ComputeBench<'_> {
     /// Reference answers: the same numbers in f32, on the CPU.
-    async fn reference(&self, kind: WeightKind) -> Result<Option<Answers>> {
+    async fn reference(&self, kind: WeightKind) -> Result<Option<WordProbabilities>> {
         let path = self.folder.join("twin.gguf");
-        let options = Options { weights: kind, ..Options::default() };
+        let options = SampleModelOptions { weights: kind, ..SampleModelOptions::default() };
         sample_model::write_twin(&path, &options).map_err(io_error("writing", &path))?;
         let name = format!("twin-{}", kind.name());
         match self.run(vec![self.attempt(name, "twin.gguf", Vec::new(), Vec::new(), false)]).await?.pop() {
-            Some(Outcome::Answered(answers)) => Ok(Some(answers)),
-            Some(Outcome::NoProbabilities) => Ok(None),
-            Some(Outcome::Refused(why) | Outcome::Died(why) | Outcome::Wrong(why) | Outcome::Late(why)) => {
+            Some(TrialOutcome::Answered(answers)) => Ok(Some(answers)),
+            Some(TrialOutcome::NoProbabilities) => Ok(None),
+            Some(
+                TrialOutcome::Refused(why)
+                | TrialOutcome::Died(why)
+                | TrialOutcome::Wrong(why)
+                | TrialOutcome::Late(why),
+            ) => {
                 let why = format!("the numbers of {} in f32: {why}", kind.name());
-                Err(Error::Verify { check: "computing", why, illegal_instruction: false })
+                Err(BuilderError::Verify { check: "computing", why, illegal_instruction: false })
             }
-            None => Err(Error::Cancelled),
+            None => Err(BuilderError::Cancelled),
         }
     }
 
@@ -132,11 +137,11 @@ impl ComputeBench<'_> {
     async fn outcomes(
         &self,
         kind: WeightKind,
-        settings: &[Setting],
+        settings: &[KernelSetting],
         flags: KnownFlags,
-    ) -> Result<Vec<(Setting, Outcome)>> {
+    ) -> Result<Vec<(KernelSetting, TrialOutcome)>> {
         let path = self.folder.join("form.gguf");
-        let options = Options { weights: kind, ..Options::default() };
+        let options = SampleModelOptions { weights: kind, ..SampleModelOptions::default() };
         sample_model::write(&path, &options).map_err(io_error("writing", &path))?;
         let attempts = settings.iter().enumerate().map(|(number, setting)| {
             let name = format!("{}-{number}", kind.name());
@@ -155,19 +160,19 @@ impl ComputeBench<'_> {
         gpu: bool,
     ) -> ServerAttempt {
         let mut arguments: Vec<String> = ["-m", model].map(str::to_owned).into();
-        arguments.extend(settings::COMMON.map(str::to_owned));
+        arguments.extend(settings::COMMON_FLAGS.map(str::to_owned));
         if !gpu {
             arguments.extend(["-ngl", "0"].map(str::to_owned));
         }
         arguments.extend(flags.into_iter().map(str::to_owned));
-        let mut trial = Trial { gpu, hide: self.trial.hide || !gpu, ..self.trial.clone() };
+        let mut trial = TrialSettings { gpu, hide: self.trial.hide || !gpu, ..self.trial.clone() };
         trial.variables.extend(variables);
         let (binary, folder) = (self.binary.to_owned(), self.folder.to_owned());
         ServerAttempt { binary, folder, name, arguments, trial, unix: self.unix }
     }
 
     /// Runs attempts in parallel; returns their outcomes in the same order.
-    async fn run(&self, attempts: Vec<ServerAttempt>) -> Result<Vec<Outcome>> {
+    async fn run(&self, attempts: Vec<ServerAttempt>) -> Result<Vec<TrialOutcome>> {
         let mut running = JoinSet::new();
         for (number, attempt) in attempts.into_iter().enumerate() {
             running.spawn(async move { (number, attempt.outcome().await) });
@@ -177,13 +182,13 @@ impl ComputeBench<'_> {
             let ended = tokio::select! {
                 biased;
                 // Dropping the set kills all servers.
-                () = self.cancel.cancelled() => return Err(Error::Cancelled),
+                () = self.cancel.cancelled() => return Err(BuilderError::Cancelled),
                 ended = running.join_next() => ended,
             };
             match ended {
                 None => break,
                 Some(Ok((number, outcome))) => outcomes.push((number, outcome?)),
-                Some(Err(_)) => return Err(Error::Cancelled),
+                Some(Err(_)) => return Err(BuilderError::Cancelled),
             }
         }
         outcomes.sort_by_key(|(number, _)| *number);
@@ -198,45 +203,46 @@ struct ServerAttempt {
     /// Name of its files, distinct from those of other attempts.
     name: String,
     arguments: Vec<String>,
-    trial: Trial,
+    trial: TrialSettings,
     unix: bool,
 }
 
 impl ServerAttempt {
-    async fn outcome(self) -> Result<Outcome> {
+    async fn outcome(self) -> Result<TrialOutcome> {
         let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
         let mut server =
-            Server::start(&self.binary, &self.folder, &self.name, &arguments, &self.trial, self.unix).await?;
+            TestServer::start(&self.binary, &self.folder, &self.name, &arguments, &self.trial, self.unix)
+                .await?;
         let outcome = self.ask(&mut server).await;
         server.stop().await;
         Ok(outcome)
     }
 
-    async fn ask(&self, server: &mut Server) -> Outcome {
-        let door: Door = server.door();
+    async fn ask(&self, server: &mut TestServer) -> TrialOutcome {
+        let door: ServerAddress = server.door();
         let limit = self.trial.timeout;
         let asked = async {
             let healthy = timeout(limit, checks::health(&door)).await;
             match healthy {
                 Ok(Ok(())) => {}
-                Ok(Err(fault)) => return Outcome::Wrong(fault.to_string()),
-                Err(_) => return Outcome::Late(format!("it was not ready within {limit:?}")),
+                Ok(Err(fault)) => return TrialOutcome::Wrong(fault.to_string()),
+                Err(_) => return TrialOutcome::Late(format!("it was not ready within {limit:?}")),
             }
             let answers = timeout(limit, answers::ask(&door)).await;
-            answers.unwrap_or_else(|_| Outcome::Late(format!("no answer within {limit:?}")))
+            answers.unwrap_or_else(|_| TrialOutcome::Late(format!("no answer within {limit:?}")))
         };
         let outcome = tokio::select! {
             biased;
             outcome = asked => outcome,
-            () = server.ended() => Outcome::Wrong("the server ended".to_owned()),
+            () = server.ended() => TrialOutcome::Wrong("the server ended".to_owned()),
         };
-        if !matches!(outcome, Outcome::Wrong(_)) {
+        if !matches!(outcome, TrialOutcome::Wrong(_)) {
             return outcome;
         }
         // Report the exit of a crashed server, not its incomplete answer.
         match server.end().await {
-            Some((why, true)) => Outcome::Died(why),
-            Some((why, false)) => Outcome::Refused(why),
+            Some((why, true)) => TrialOutcome::Died(why),
+            Some((why, false)) => TrialOutcome::Refused(why),
             None => outcome,
         }
     }

@@ -7,17 +7,17 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use super::super::server::surroundings;
-use super::super::trial::Trial;
-use crate::error::{Error, Result};
-use crate::process::{Ended, output};
+use super::super::trial::TrialSettings;
+use crate::error::{BuilderError, Result};
+use crate::process::{ChildExit, output};
 
 /// Flags of every start. One thread: more would only spin on a machine that just compiled. One slot, so
 /// that the second request finds the first one's prompt in the cache.
-pub(super) const COMMON: [&str; 6] = ["-t", "1", "-c", "512", "-np", "1"];
+pub(super) const COMMON_FLAGS: [&str; 6] = ["-t", "1", "-c", "512", "-np", "1"];
 
 /// A setting that selects other kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Setting {
+pub(super) enum KernelSetting {
     /// CPU; weights are repacked on load if the CPU has kernels for that, including AMX.
     Repacked,
     /// CPU, with the weights as stored.
@@ -42,13 +42,13 @@ pub(super) struct KnownFlags {
 
 impl KnownFlags {
     /// Parses the server's help. A server without one supports no flag.
-    pub(super) async fn of(binary: &Path, trial: &Trial, cancel: &CancellationToken) -> Result<Self> {
+    pub(super) async fn of(binary: &Path, trial: &TrialSettings, cancel: &CancellationToken) -> Result<Self> {
         let mut command = Command::new(binary);
         command.arg("--help").stdin(Stdio::null());
-        surroundings(&mut command, &Trial { hide: true, ..trial.clone() });
+        surroundings(&mut command, &TrialSettings { hide: true, ..trial.clone() });
         match tokio::time::timeout(trial.timeout, output(command, cancel)).await {
-            Ok(Ok((Ended::Cancelled, _))) => Err(Error::Cancelled),
-            Ok(Ok((Ended::Exited(_), help))) => Ok(Self::in_help(&help)),
+            Ok(Ok((ChildExit::Cancelled, _))) => Err(BuilderError::Cancelled),
+            Ok(Ok((ChildExit::Exited(_), help))) => Ok(Self::in_help(&help)),
             _ => Ok(Self::default()),
         }
     }
@@ -62,7 +62,7 @@ impl KnownFlags {
     }
 }
 
-impl Setting {
+impl KernelSetting {
     /// Settings that the server and its hardware support.
     pub(super) fn all(flags: KnownFlags, has_gpu: bool) -> Vec<Self> {
         let all = [
@@ -120,11 +120,11 @@ mod tests {
         let new = "-fa,   --flash-attn [on|off|auto]       set Flash Attention use\n-nr, --no-repack  disable weight repacking";
         let known = KnownFlags::in_help(new);
         assert_eq!(known, KnownFlags { no_repack: true, fa_takes_word: true });
-        assert_eq!(Setting::QuantisedCache.flags(known), ["-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0"]);
+        assert_eq!(KernelSetting::QuantisedCache.flags(known), ["-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0"]);
         let old = KnownFlags::in_help("-fa,   --flash-attn      enable Flash Attention (default: disabled)");
         assert_eq!(old, KnownFlags::default());
-        assert_eq!(Setting::QuantisedCache.flags(old)[..2], ["-fa", "-ctk"]);
-        assert_eq!(Setting::all(old, false), [Setting::Repacked, Setting::QuantisedCache]);
-        assert_eq!(Setting::all(known, true).len(), 6);
+        assert_eq!(KernelSetting::QuantisedCache.flags(old)[..2], ["-fa", "-ctk"]);
+        assert_eq!(KernelSetting::all(old, false), [KernelSetting::Repacked, KernelSetting::QuantisedCache]);
+        assert_eq!(KernelSetting::all(known, true).len(), 6);
     }
 }

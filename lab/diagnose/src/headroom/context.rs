@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use warden_policies::MemoryKind;
-use warden_policies::sample::{SampleEdge, Work};
+use warden_policies::sample::{SampleEdge, WorkDone};
 use warden_policies::units::exact;
 use warden_supervisor::SoloSpec;
 
-use super::{Touched, charged};
+use super::{HeadroomMeasurement, charged};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 
@@ -20,7 +20,7 @@ pub struct SmallerContext {
     pub idle: Vec<(MemoryKind, u64)>,
 }
 
-impl Touched {
+impl HeadroomMeasurement {
     /// Bytes per token of context before any prompt; `None` if not measured.
     pub fn context_token(&self, series: MemoryKind) -> Option<f64> {
         let less = self.less_context.as_ref()?;
@@ -47,7 +47,7 @@ pub async fn less_context(
     let measured = async {
         let solo = lab.starter.start(&spec).await.map_err(DiagnoseError::Start)?;
         tokio::time::sleep(lab.numbers.settle).await;
-        let idle = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
+        let idle = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
         Ok((solo, charged(&idle.sample)))
     };
     let (solo, idle) = tokio::select! {
@@ -61,7 +61,7 @@ pub async fn less_context(
 
 #[cfg(test)]
 mod tests {
-    use warden_experiment::headroom::Setup;
+    use warden_experiment::headroom::ServerSetup;
 
     use super::super::MeasuredMemory;
     use super::*;
@@ -69,8 +69,14 @@ mod tests {
     #[test]
     fn what_a_token_of_context_takes_is_what_a_smaller_one_leaves_free() {
         let series = |idle| MeasuredMemory { series: MemoryKind::Host, idle, free: None, peaks: Vec::new() };
-        let mut touched = Touched {
-            setup: Setup { context: 8192, slots: 1, slot_context: 8192, sequence_context: None, ubatch: 512 },
+        let mut touched = HeadroomMeasurement {
+            setup: ServerSetup {
+                context: 8192,
+                slots: 1,
+                slot_context: 8192,
+                sequence_context: None,
+                ubatch: 512,
+            },
             series: vec![series(1000 << 20)],
             broke: None,
             interrupted: false,

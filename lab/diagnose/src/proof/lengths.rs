@@ -3,11 +3,11 @@
 //! would lead to other texts.
 
 use serde::{Deserialize, Serialize};
-use warden_supervisor::Solo;
+use warden_supervisor::SoloProcess;
 
-use crate::client::{Client, LabRequestError};
+use crate::client::{LabClient, LabRequestError};
 use crate::lab::Lab;
-use crate::workload::{Facts, SAMPLE_WORDS, Words};
+use crate::workload::{SAMPLE_WORDS, ServerLimits, TextGenerator};
 
 /// Lengths for all compared processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,8 +20,12 @@ pub struct TextLengths {
 
 impl TextLengths {
     /// Measures a process.
-    pub(super) async fn of(lab: &Lab, solo: &Solo, client: &Client) -> Result<Self, LabRequestError> {
-        let counted = client.count(&Words::sample(), lab.numbers.question_limit).await;
+    pub(super) async fn of(
+        lab: &Lab,
+        solo: &SoloProcess,
+        client: &LabClient,
+    ) -> Result<Self, LabRequestError> {
+        let counted = client.count(&TextGenerator::sample(), lab.numbers.question_limit).await;
         Self::counted(counted, solo.props().n_ctx)
     }
 
@@ -36,9 +40,9 @@ impl TextLengths {
     }
 
     /// The lengths as facts of a server.
-    pub(super) fn facts(self, slots: u32) -> Facts {
+    pub(super) fn facts(self, slots: u32) -> ServerLimits {
         let tokens_per_word = f64::from(self.tokens) / f64::from(SAMPLE_WORDS);
-        Facts { slots, n_ctx: self.n_ctx, tokens_per_word }
+        ServerLimits { slots, n_ctx: self.n_ctx, tokens_per_word }
     }
 }
 

@@ -17,13 +17,15 @@ pub(crate) mod visit;
 use std::sync::OnceLock;
 
 use tokio_util::sync::CancellationToken;
-use warden_experiment::between::{Ask, Conclusion, RevisionAim, Search};
-use warden_experiment::proof::{Growth, InterfaceComparison, Next, Proof, Rounds, Side};
+use warden_experiment::between::{ProcessOrder, RevisionAim, RevisionConclusion, RevisionSearch};
+use warden_experiment::proof::{
+    BuildGrowth, BuildProof, BuildProofStep, BuildSide, InterfaceComparison, ProofRounds,
+};
 use warden_supervisor::SoloSpec;
 
 pub use self::lengths::TextLengths;
-use self::visit::Wanted;
-pub use self::visit::{Sent, requests};
+use self::visit::VisitTasks;
+pub use self::visit::{PublishedRequest, requests};
 use crate::between::{RevisionLine, SearchEvent, ServerFuture};
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
@@ -31,7 +33,7 @@ use crate::lab::Lab;
 
 /// Two builds with the same model and work.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct ComparedBuilds {
     /// The server of the build in use.
     pub old: SoloSpec,
     /// The same server with the new build.
@@ -51,12 +53,12 @@ pub struct Pair {
 #[derive(Debug)]
 pub enum ProofProgress<'a> {
     /// A process of this build follows, in this round.
-    Next(Side, usize),
+    Next(BuildSide, usize),
     /// The search for growth and crashes runs from here on.
     Searching(&'a SearchEvent<'a>),
 }
 
-impl Pair {
+impl ComparedBuilds {
     /// Runs the proof to its end. Cancelling `stop` ends it early, with the results so far.
     ///
     /// # Errors
@@ -66,21 +68,21 @@ impl Pair {
         lab: &Lab,
         watch: &mut (dyn FnMut(ProofProgress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Proof, DiagnoseError> {
-        let mut rounds = Rounds::new(&lab.proof);
+    ) -> Result<BuildProof, DiagnoseError> {
+        let mut rounds = ProofRounds::new(&lab.proof);
         let mut paths = BuildRoutes::default();
         let mut lengths = None;
-        while let Next::Visit { side, asks } = rounds.next() {
+        while let BuildProofStep::Visit { side, asks } = rounds.next() {
             if stop.is_cancelled() {
                 break;
             }
             watch(ProofProgress::Next(side, rounds.count() + 1));
             let (spec, known) = match side {
-                Side::Old => (&self.old, &mut paths.old),
-                Side::New => (&self.new, &mut paths.new),
+                BuildSide::Old => (&self.old, &mut paths.old),
+                BuildSide::New => (&self.new, &mut paths.new),
             };
             let paths = (known.is_none()).then_some(self.paths.as_slice());
-            let wanted = Wanted { answers: asks, pace: true, longest: true, paths, lengths };
+            let wanted = VisitTasks { answers: asks, pace: true, longest: true, paths, lengths };
             let visiting = visit::run(lab, spec, wanted);
             let seen = tokio::select! {
                 biased;
@@ -101,11 +103,11 @@ impl Pair {
         let faces = self.faces(paths);
         let is_wanted = !self.work.workloads.is_empty() && !stop.is_cancelled();
         let growth = if is_wanted && rounds.are_whole() {
-            Some(Growth::of(self.search(lab, watch, stop).await?))
+            Some(BuildGrowth::of(self.search(lab, watch, stop).await?))
         } else {
             None
         };
-        let mut proof = Proof::of(&rounds, faces, growth);
+        let mut proof = BuildProof::of(&rounds, faces, growth);
         proof.interrupted |= stop.is_cancelled();
         Ok(proof)
     }
@@ -123,7 +125,7 @@ impl Pair {
         lab: &Lab,
         watch: &mut (dyn FnMut(ProofProgress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Conclusion, DiagnoseError> {
+    ) -> Result<RevisionConclusion, DiagnoseError> {
         let server = |revision: usize| -> ServerFuture<'_, DiagnoseError> {
             let spec = if revision == 0 { &self.old } else { &self.new };
             Box::pin(async move { Ok(spec.clone()) })
@@ -131,7 +133,7 @@ impl Pair {
         let lengths = OnceLock::new();
         let base = self.work.clone();
         let line = RevisionLine { base, last: 1, newer_only: true, lengths: &lengths, server: &server };
-        let search = Search::new(lab.rules(), RevisionAim::Growth, 1);
+        let search = RevisionSearch::new(lab.rules(), RevisionAim::Growth, 1);
         let mut show = |event: SearchEvent<'_>| watch(ProofProgress::Searching(&event));
         Box::pin(line.run(lab, search, &mut show, stop)).await
     }
@@ -145,6 +147,6 @@ struct BuildRoutes {
 }
 
 /// The build that a process of the search belongs to.
-pub const fn side(ask: Ask) -> Side {
-    if ask.revision == 0 { Side::Old } else { Side::New }
+pub const fn side(ask: ProcessOrder) -> BuildSide {
+    if ask.revision == 0 { BuildSide::Old } else { BuildSide::New }
 }

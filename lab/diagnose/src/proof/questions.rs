@@ -2,18 +2,18 @@
 //! cache.
 
 use serde_json::{Value, json};
-use warden_experiment::proof::{Reply, Token};
+use warden_experiment::proof::{BuildReply, ReplyToken};
 use warden_policies::defaults::{Diagnose, Proof};
 use warden_supervisor::SoloProps;
 
-use crate::client::{Ask, LabRequestError};
-use crate::workload::{Facts, Words, picture};
+use crate::client::{LabRequest, LabRequestError};
+use crate::workload::{ServerLimits, TextGenerator, picture};
 
 /// A request, and the kind of its answer.
 #[derive(Clone, Debug)]
-pub(super) struct Question {
+pub(super) struct ProofQuestion {
     pub(super) name: String,
-    pub(super) ask: Ask,
+    pub(super) ask: LabRequest,
     kind: QuestionKind,
 }
 
@@ -39,12 +39,12 @@ const HARD_TEXT: &str =
 pub(super) fn all(
     numbers: &Diagnose,
     proof: &Proof,
-    facts: Facts,
+    facts: ServerLimits,
     props: SoloProps,
-) -> Result<Vec<Question>, LabRequestError> {
-    let words = Words::new(facts.tokens_per_word);
+) -> Result<Vec<ProofQuestion>, LabRequestError> {
+    let words = TextGenerator::new(facts.tokens_per_word);
     let (answer, top) = (proof.answer, proof.top);
-    let of = |name: &str, kind, ask| Question { name: name.to_owned(), ask, kind };
+    let of = |name: &str, kind, ask| ProofQuestion { name: name.to_owned(), ask, kind };
     let native = |name: &str, which, tokens| {
         let text = words.text(which, facts.fitting(tokens, answer));
         let body = json!({
@@ -55,9 +55,9 @@ pub(super) fn all(
             "cache_prompt": false,
             "n_probs": top,
         });
-        of(name, QuestionKind::Native, Ask::post("/completion", body))
+        of(name, QuestionKind::Native, LabRequest::post("/completion", body))
     };
-    let mut all: Vec<Question> =
+    let mut all: Vec<ProofQuestion> =
         (1..=4).map(|which| native(&format!("text {which}"), which, numbers.short_prompt)).collect();
     all.push(native("long text", 5, proof.prompt));
     let mut talk = chat(&words.text(6, numbers.short_prompt), answer, false);
@@ -73,19 +73,19 @@ pub(super) fn all(
     all.push(of(
         "tokens",
         QuestionKind::Tokens,
-        Ask::post("/tokenize", json!({ "content": HARD_TEXT, "add_special": true })),
+        LabRequest::post("/tokenize", json!({ "content": HARD_TEXT, "add_special": true })),
     ));
     let messages =
         json!([{ "role": "system", "content": "Be brief." }, { "role": "user", "content": "Hello" }]);
     all.push(of(
         "template",
         QuestionKind::Prompt,
-        Ask::post("/apply-template", json!({ "messages": messages })),
+        LabRequest::post("/apply-template", json!({ "messages": messages })),
     ));
     all.push(of(
         "embedding",
         QuestionKind::Vector,
-        Ask::post("/v1/embeddings", json!({ "input": words.text(8, 16) })),
+        LabRequest::post("/v1/embeddings", json!({ "input": words.text(8, 16) })),
     ));
     if props.modalities.is_some_and(|modalities| modalities.vision) {
         let (width, height) = numbers.image;
@@ -99,13 +99,13 @@ pub(super) fn all(
             &mut seen,
             &json!({ "messages": [{ "role": "user", "content": content }], "logprobs": true, "top_logprobs": top }),
         );
-        all.push(of("picture", QuestionKind::Chat, Ask { images: 1, ..seen }));
+        all.push(of("picture", QuestionKind::Chat, LabRequest { images: 1, ..seen }));
     }
     Ok(all)
 }
 
 /// A chat request.
-pub(super) fn chat(text: &str, answer: u64, stream: bool) -> Ask {
+pub(super) fn chat(text: &str, answer: u64, stream: bool) -> LabRequest {
     let body = json!({
         "messages": [{ "role": "system", "content": "Be brief." }, { "role": "user", "content": text }],
         "max_tokens": answer,
@@ -114,26 +114,26 @@ pub(super) fn chat(text: &str, answer: u64, stream: bool) -> Ask {
         "cache_prompt": false,
         "stream": stream,
     });
-    Ask::post("/v1/chat/completions", body)
+    LabRequest::post("/v1/chat/completions", body)
 }
 
-fn add_fields(ask: &mut Ask, more: &Value) {
+fn add_fields(ask: &mut LabRequest, more: &Value) {
     let fields = ask.body.as_mut().and_then(Value::as_object_mut).zip(more.as_object());
     if let Some((body, more)) = fields {
         body.extend(more.clone());
     }
 }
 
-impl Question {
+impl ProofQuestion {
     /// The compared part of an answer.
-    pub(super) fn read(&self, json: &Value) -> Reply {
+    pub(super) fn read(&self, json: &Value) -> BuildReply {
         let request = self.name.clone();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         match self.kind {
             QuestionKind::Native => {
                 let tokens = json["completion_probabilities"].as_array().map_or(&[][..], Vec::as_slice);
                 let tokens = tokens.iter().map(native_token).collect();
-                Reply { request, text: text(&json["content"]), tokens, ..Reply::default() }
+                BuildReply { request, text: text(&json["content"]), tokens, ..BuildReply::default() }
             }
             QuestionKind::Chat => {
                 let choice = &json["choices"][0];
@@ -144,15 +144,24 @@ impl Question {
                 let tokens = choice["logprobs"]["content"].as_array().map_or(&[][..], Vec::as_slice);
                 let tokens =
                     tokens.iter().map(|token| of(token, "token", "top_logprobs", "logprob")).collect();
-                Reply { request, text: said + &calls.unwrap_or_default(), tokens, ..Reply::default() }
+                BuildReply {
+                    request,
+                    text: said + &calls.unwrap_or_default(),
+                    tokens,
+                    ..BuildReply::default()
+                }
             }
             // Other fields of the answer are not compared.
-            QuestionKind::Tokens => Reply { request, text: json["tokens"].to_string(), ..Reply::default() },
-            QuestionKind::Prompt => Reply { request, text: text(&json["prompt"]), ..Reply::default() },
+            QuestionKind::Tokens => {
+                BuildReply { request, text: json["tokens"].to_string(), ..BuildReply::default() }
+            }
+            QuestionKind::Prompt => {
+                BuildReply { request, text: text(&json["prompt"]), ..BuildReply::default() }
+            }
             QuestionKind::Vector => {
                 let numbers = json["data"][0]["embedding"].as_array().map_or(&[][..], Vec::as_slice);
                 let vector = numbers.iter().filter_map(Value::as_f64).collect();
-                Reply { request, vector, ..Reply::default() }
+                BuildReply { request, vector, ..BuildReply::default() }
             }
         }
     }
@@ -160,7 +169,7 @@ impl Question {
 
 /// Parses a token. Builds have three forms: logarithms, probabilities (when sampling), and, until about
 /// b4400, other names.
-fn native_token(token: &Value) -> Token {
+fn native_token(token: &Value) -> ReplyToken {
     if token.get("probs").is_some() {
         let mut old = of(token, "content", "probs", "prob");
         // A probability of 0 has no logarithm.
@@ -173,22 +182,22 @@ fn native_token(token: &Value) -> Token {
     of(token, "token", "top_logprobs", "logprob")
 }
 
-fn of(token: &Value, name: &str, list: &str, number: &str) -> Token {
+fn of(token: &Value, name: &str, list: &str, number: &str) -> ReplyToken {
     let text = |value: &Value| {
         let own = value.get("tok_str").or_else(|| value.get(name)).or_else(|| value.get("token"));
         own.and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     let top = token[list].as_array().map_or(&[][..], Vec::as_slice);
     let top = top.iter().filter_map(|one| Some((text(one), one[number].as_f64()?)));
-    Token { text: text(token), top: top.collect() }
+    ReplyToken { text: text(token), top: top.collect() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn question(kind: QuestionKind) -> Question {
-        Question { name: "q".to_owned(), ask: Ask::post("/", json!({})), kind }
+    fn question(kind: QuestionKind) -> ProofQuestion {
+        ProofQuestion { name: "q".to_owned(), ask: LabRequest::post("/", json!({})), kind }
     }
 
     #[test]

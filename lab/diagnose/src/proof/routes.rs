@@ -4,21 +4,21 @@
 use reqwest::Method;
 use serde_json::json;
 
-use crate::client::{Ask, Client, LabRequestError};
+use crate::client::{LabClient, LabRequest, LabRequestError};
 use crate::lab::Lab;
 
 /// Returns the `paths` that the server has.
-pub(super) async fn of(lab: &Lab, client: &Client, paths: &[String]) -> Vec<String> {
+pub(super) async fn of(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<String> {
     let limit = lab.numbers.question_limit;
     let mut known = Vec::new();
     for path in paths {
-        let get = Ask { method: Method::GET, body: None, ..Ask::post(path, json!({})) };
+        let get = LabRequest { method: Method::GET, body: None, ..LabRequest::post(path, json!({})) };
         let is_there = |answer: Result<(), LabRequestError>| {
             !matches!(answer, Err(LabRequestError::Refused { status: 404, .. }))
         };
         // No route can do anything with an empty request.
         if is_there(client.head(&get, limit).await)
-            || is_there(client.head(&Ask::post(path, json!({})), limit).await)
+            || is_there(client.head(&LabRequest::post(path, json!({})), limit).await)
         {
             known.push(path.clone());
         }

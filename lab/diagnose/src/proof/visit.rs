@@ -2,23 +2,23 @@
 
 use serde_json::json;
 use tokio::time::Instant;
-use warden_experiment::proof::{Metric, Reply, Visit};
+use warden_experiment::proof::{BuildMetric, BuildReply, BuildVisit};
 use warden_policies::MemoryKind;
-use warden_policies::sample::{SampleEdge, Work};
+use warden_policies::sample::{SampleEdge, WorkDone};
 use warden_policies::units::{exact, scale};
-use warden_supervisor::{Solo, SoloReading, SoloSpec};
+use warden_supervisor::{SoloProcess, SoloReading, SoloSpec};
 
 use super::lengths::TextLengths;
 use super::{questions, routes};
-use crate::client::{Answer, Ask, Client, LabRequestError};
+use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 use crate::leg::{stays, told};
-use crate::workload::{Facts, Words};
+use crate::workload::{ServerLimits, TextGenerator};
 
 /// Tasks for a process.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct VisitTasks<'a> {
     /// Answer the questions.
     pub(crate) answers: bool,
     /// Be timed.
@@ -33,7 +33,7 @@ pub(crate) struct Wanted<'a> {
 
 /// Result of a process.
 pub(crate) struct VisitResult {
-    pub(crate) visit: Visit,
+    pub(crate) visit: BuildVisit,
     /// The existing ones of the paths to check, if there were any.
     pub(super) routes: Option<Vec<String>>,
     /// Lengths of its requests.
@@ -44,13 +44,13 @@ pub(crate) struct VisitResult {
 pub(crate) async fn run(
     lab: &Lab,
     spec: &SoloSpec,
-    wanted: Wanted<'_>,
+    wanted: VisitTasks<'_>,
 ) -> Result<Result<VisitResult, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
         Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
     };
-    let client = Client::new(&solo)?;
+    let client = LabClient::new(&solo)?;
     let deadline = Instant::now() + lab.numbers.leg_limit;
     let seen = tokio::select! {
         biased;
@@ -74,13 +74,13 @@ pub(crate) async fn run(
 
 async fn all(
     lab: &Lab,
-    solo: &Solo,
-    client: &Client,
-    wanted: Wanted<'_>,
+    solo: &SoloProcess,
+    client: &LabClient,
+    wanted: VisitTasks<'_>,
 ) -> Result<VisitResult, LabRequestError> {
-    let mut measured = vec![(Metric::Start, solo.ready_after().as_secs_f64())];
-    let reading = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
-    add_memory(&reading, Metric::AtReady, &mut measured);
+    let mut measured = vec![(BuildMetric::Start, solo.ready_after().as_secs_f64())];
+    let reading = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
+    add_memory(&reading, BuildMetric::AtReady, &mut measured);
     let lengths = match wanted.lengths {
         Some(lengths) => lengths,
         None => TextLengths::of(lab, solo, client).await?,
@@ -98,16 +98,16 @@ async fn all(
     }
     // A build with less room than the first one gets a shorter prompt.
     let room = facts.n_ctx.and_then(|room| props.n_ctx.map(|own| room.min(own)));
-    if wanted.longest && fill(lab, client, Facts { n_ctx: room, ..facts }).await? {
+    if wanted.longest && fill(lab, client, ServerLimits { n_ctx: room, ..facts }).await? {
         tokio::time::sleep(lab.numbers.settle).await;
-        let reading = solo.sample(SampleEdge::Idle, Work::default(), 0, 0).await;
-        add_memory(&reading, Metric::AtLongest, &mut measured);
+        let reading = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
+        add_memory(&reading, BuildMetric::AtLongest, &mut measured);
     }
     let routes = match wanted.paths {
         Some(paths) => Some(routes::of(lab, client, paths).await),
         None => None,
     };
-    Ok(VisitResult { visit: Visit { measured, replies }, routes, lengths })
+    Ok(VisitResult { visit: BuildVisit { measured, replies }, routes, lengths })
 }
 
 /// The requests that show how such a server answers these questions or, without questions, how fast it is.
@@ -120,12 +120,12 @@ pub async fn requests(
     spec: &SoloSpec,
     questions: &[String],
     lengths: Option<TextLengths>,
-) -> Result<Result<Vec<Sent>, String>, DiagnoseError> {
+) -> Result<Result<Vec<PublishedRequest>, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
         Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
     };
-    let client = Client::new(&solo)?;
+    let client = LabClient::new(&solo)?;
     let props = solo.props();
     let lengths = match lengths {
         Some(lengths) => Ok(lengths),
@@ -138,37 +138,45 @@ pub async fn requests(
         Err(error) => return Ok(Err(error.to_string())),
     };
     let all = questions::all(&lab.numbers, &lab.proof, facts, props);
-    let asks: Vec<Ask> = match all {
+    let asks: Vec<LabRequest> = match all {
         _ if questions.is_empty() => timed_requests(lab, facts, 1).into(),
         Ok(all) => all.into_iter().filter(|one| questions.contains(&one.name)).map(|one| one.ask).collect(),
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let sent = asks.into_iter().filter_map(|ask| Some(Sent { path: ask.path, body: ask.body? }));
+    let sent = asks.into_iter().filter_map(|ask| Some(PublishedRequest { path: ask.path, body: ask.body? }));
     Ok(Ok(sent.collect()))
 }
 
 /// A request to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct PublishedRequest {
     /// URL path.
     pub path: String,
     /// JSON body.
     pub body: serde_json::Value,
 }
 
-async fn ask(lab: &Lab, client: &Client, question: &questions::Question) -> Result<Reply, LabRequestError> {
+async fn ask(
+    lab: &Lab,
+    client: &LabClient,
+    question: &questions::ProofQuestion,
+) -> Result<BuildReply, LabRequestError> {
     match client.json(&question.ask, lab.numbers.request_limit).await {
         Ok(json) => Ok(question.read(&json)),
-        Err(LabRequestError::Refused { status, message }) => Ok(Reply {
+        Err(LabRequestError::Refused { status, message }) => Ok(BuildReply {
             request: question.name.clone(),
             refused: Some(format!("{message} (status {status})")),
-            ..Reply::default()
+            ..BuildReply::default()
         }),
         Err(error) => Err(error),
     }
 }
 
-fn add_memory(reading: &SoloReading, metric: fn(MemoryKind) -> Metric, measured: &mut Vec<(Metric, f64)>) {
+fn add_memory(
+    reading: &SoloReading,
+    metric: fn(MemoryKind) -> BuildMetric,
+    measured: &mut Vec<(BuildMetric, f64)>,
+) {
     let host = reading.sample.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = reading.sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), exact(bytes))));
@@ -177,9 +185,9 @@ fn add_memory(reading: &SoloReading, metric: fn(MemoryKind) -> Metric, measured:
 /// Times some requests of each kind. A model that generates nothing has no pace.
 async fn pace(
     lab: &Lab,
-    client: &Client,
-    facts: Facts,
-    measured: &mut Vec<(Metric, f64)>,
+    client: &LabClient,
+    facts: ServerLimits,
+    measured: &mut Vec<(BuildMetric, f64)>,
 ) -> Result<(), LabRequestError> {
     let numbers = &lab.numbers;
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
@@ -202,7 +210,9 @@ async fn pace(
             }
         }
     }
-    for (metric, mut all) in [Metric::Prefill, Metric::Decode, Metric::FirstToken].into_iter().zip(times) {
+    for (metric, mut all) in
+        [BuildMetric::Prefill, BuildMetric::Decode, BuildMetric::FirstToken].into_iter().zip(times)
+    {
         all.sort_unstable_by(f64::total_cmp);
         measured.extend(all.get(all.len() / 2).map(|middle| (metric, *middle)));
     }
@@ -210,8 +220,8 @@ async fn pace(
 }
 
 /// The timed requests: a long prompt with an answer, and a short one.
-fn timed_requests(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
-    let (words, answer) = (Words::new(facts.tokens_per_word), lab.proof.answer);
+fn timed_requests(lab: &Lab, facts: ServerLimits, at: u64) -> [LabRequest; 2] {
+    let (words, answer) = (TextGenerator::new(facts.tokens_per_word), lab.proof.answer);
     let long = facts.fitting(lab.proof.prompt, answer);
     [
         completion(&words.text(FIRST_TIMED_SEED + at, long), answer),
@@ -222,7 +232,7 @@ fn timed_requests(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
 /// First seed of texts for timing, so that they differ from the compared ones.
 const FIRST_TIMED_SEED: u64 = 1000;
 
-fn completion(text: &str, answer: u64) -> Ask {
+fn completion(text: &str, answer: u64) -> LabRequest {
     let body = json!({
         "prompt": text,
         "n_predict": answer,
@@ -231,15 +241,15 @@ fn completion(text: &str, answer: u64) -> Ask {
         "cache_prompt": false,
         "stream": true,
     });
-    Ask::post("/completion", body)
+    LabRequest::post("/completion", body)
 }
 
-fn per_prompt_token(answer: &Answer) -> Option<f64> {
+fn per_prompt_token(answer: &LabAnswer) -> Option<f64> {
     let ms = answer.prompt_ms.filter(|ms| *ms > 0.0 && answer.prompt_tokens > 0)?;
     Some(ms / 1000.0 / exact(answer.prompt_tokens))
 }
 
-fn per_token(answer: &Answer) -> Option<f64> {
+fn per_token(answer: &LabAnswer) -> Option<f64> {
     // Some builds count the time of the first token as the prompt's.
     let ms = answer.output_ms.filter(|ms| *ms > 0.0 && answer.output_tokens > 1)?;
     Some(ms / 1000.0 / exact(answer.output_tokens))
@@ -247,11 +257,11 @@ fn per_token(answer: &Answer) -> Option<f64> {
 
 /// Evaluates the longest prompt that fits; `true` on success. The number of tokens of a text is known only
 /// to within some percent, so a refused prompt is shortened.
-async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, LabRequestError> {
+async fn fill(lab: &Lab, client: &LabClient, facts: ServerLimits) -> Result<bool, LabRequestError> {
     let Some(context) = facts.n_ctx else { return Ok(false) };
     let tokens = facts.fitting(context.min(lab.numbers.sweep_most), 1);
     for share in PROMPT_SHARES {
-        let text = Words::new(facts.tokens_per_word).text(2 * FIRST_TIMED_SEED, scale(tokens, share));
+        let text = TextGenerator::new(facts.tokens_per_word).text(2 * FIRST_TIMED_SEED, scale(tokens, share));
         match client.send(&completion(&text, 1), lab.numbers.request_limit).await {
             Ok(_) => return Ok(true),
             Err(LabRequestError::Refused { .. }) => {}

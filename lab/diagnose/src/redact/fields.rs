@@ -1,7 +1,7 @@
 //! Lists of request fields that are kept or redacted recursively. Fields in no list are dropped.
 
 /// Fields whose number or truth value is kept.
-pub(super) const PLAIN: [&str; 73] = [
+pub(super) const KEPT_FIELDS: [&str; 73] = [
     "max_tokens",
     "max_completion_tokens",
     "max_output_tokens",
@@ -77,8 +77,8 @@ pub(super) const PLAIN: [&str; 73] = [
     "disable_parallel_tool_use",
 ];
 
-/// Fields whose text is kept if it is one of [`WORDS`].
-pub(super) const NAMED: [&str; 11] = [
+/// Fields whose text is kept if it is one of [`KEPT_WORDS`].
+pub(super) const WORD_FIELDS: [&str; 11] = [
     "role",
     "type",
     "encoding_format",
@@ -95,7 +95,7 @@ pub(super) const NAMED: [&str; 11] = [
 /// Required fields of these: an unknown text is replaced, because a request without the field is invalid.
 pub(super) const REQUIRED_FIELDS: [&str; 2] = ["role", "type"];
 
-pub(super) const WORDS: [&str; 54] = [
+pub(super) const KEPT_WORDS: [&str; 54] = [
     "user",
     "assistant",
     "system",
@@ -153,7 +153,7 @@ pub(super) const WORDS: [&str; 54] = [
 ];
 
 /// Fields with a text, or with a value that contains texts.
-pub(super) const TEXTS: [&str; 19] = [
+pub(super) const TEXT_FIELDS: [&str; 19] = [
     "content",
     "text",
     "texts",

@@ -7,7 +7,7 @@ use std::io;
 
 use serde_json::{Map, Value, json};
 
-use crate::workload::Words;
+use crate::workload::TextGenerator;
 
 /// Characters of a piece: texts with a common beginning keep it, up to the last whole piece.
 const PIECE_CHARS: usize = 48;
@@ -26,11 +26,11 @@ const WIDE_LETTERS: [&str; 3] =
 /// Makes replacements by keys that are drawn once and stored nowhere: a reader who knows one original
 /// cannot try others.
 #[derive(Debug, Default)]
-pub(super) struct Made {
+pub(super) struct ReplacementMaker {
     keys: RandomState,
 }
 
-impl Made {
+impl ReplacementMaker {
     /// Replaces a text of a request by one of the same length. JSON stays JSON, because a template may
     /// parse it.
     pub(super) fn text(&self, text: &str) -> String {
@@ -63,7 +63,7 @@ impl Made {
     }
 
     fn piece(&self, seed: u64, piece: &[char], made: &mut String) {
-        let own = Words::new(1.0).text(seed, u64::try_from(piece.len() / 3 + 8).unwrap_or(8));
+        let own = TextGenerator::new(1.0).text(seed, u64::try_from(piece.len() / 3 + 8).unwrap_or(8));
         let mut own = own.chars();
         for (at, letter) in piece.iter().enumerate() {
             let wide = letter.len_utf8().checked_sub(2).and_then(|size| WIDE_LETTERS.get(size));
@@ -94,7 +94,8 @@ impl Made {
     pub(super) fn name(&self, name: &str) -> String {
         let seed = self.keys.hash_one(("name", name));
         let length = name.chars().count().clamp(MIN_NAME_CHARS, MAX_ID_CHARS);
-        let words = Words::new(1.0).text(seed, u64::try_from(length / 3 + 2).unwrap_or(2)).replace(' ', "_");
+        let words =
+            TextGenerator::new(1.0).text(seed, u64::try_from(length / 3 + 2).unwrap_or(2)).replace(' ', "_");
         let own: String = words.chars().take(length - 3).collect();
         // Keeps names distinct whose first words are equal.
         own + &self.id("abc", seed)
@@ -139,18 +140,18 @@ impl Made {
 /// Indented JSON of at most `most` bytes. Each item of a deep list takes a line with all its blanks, so a
 /// small text could grow a hundredfold.
 fn indent_json(json: &Value, most: usize) -> Option<String> {
-    let mut short = Short { bytes: Vec::new(), most };
+    let mut short = BoundedBuffer { bytes: Vec::new(), most };
     serde_json::to_writer_pretty(&mut short, json).ok()?;
     String::from_utf8(short.bytes).ok()
 }
 
 /// A buffer that refuses more than `most` bytes.
-struct Short {
+struct BoundedBuffer {
     bytes: Vec<u8>,
     most: usize,
 }
 
-impl io::Write for Short {
+impl io::Write for BoundedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len().saturating_add(bytes.len()) > self.most {
             return Err(io::Error::other("too long"));
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn texts_that_begin_alike_still_do_and_are_as_long_in_letters_and_bytes() {
-        let made = Made::default();
+        let made = ReplacementMaker::default();
         let long = "a conversation that goes on and on, and is sent whole every time ".repeat(4);
         let (one, other) = (made.text(&long), made.text(&format!("{long}one more turn")));
         assert_eq!(one.len(), long.len());
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn json_in_a_text_stays_json_with_the_same_names_everywhere() {
-        let made = Made::default();
+        let made = ReplacementMaker::default();
         let text = made.text(r#"{"qcity": "Paris", "qdays": [1, 22.5, -3], "sure": true, "qcity2": null}"#);
         let value: Value = serde_json::from_str(&text).unwrap();
         let city = value[made.name("qcity")].as_str().unwrap();
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn json_in_a_text_stays_about_as_long_however_deep_it_is() {
-        let made = Made::default();
+        let made = ReplacementMaker::default();
         let deep = format!("{}{}1{}\n", "[".repeat(120), "1,".repeat(10_000), "]".repeat(120));
         let text = made.text(&deep);
         assert!(text.len() <= deep.len() * 2, "{} of {}", text.len(), deep.len());
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn what_a_server_evens_out_makes_no_difference() {
-        let made = Made::default();
+        let made = ReplacementMaker::default();
         let text = |sum: &str| made.text(&format!("{BILLING_PREFIX} cc_version=2.1; cch={sum}; and so on"));
         assert_eq!(text("a5145"), text("00b7f"));
         assert_ne!(text("a5145x"), text("00b7fx"), "another length is none of these");
@@ -241,7 +242,7 @@ mod tests {
 
     #[test]
     fn names_are_told_apart_and_identifiers_keep_their_length() {
-        let made = Made::default();
+        let made = ReplacementMaker::default();
         let all: std::collections::BTreeSet<String> = (0..5000).map(|n| made.name(&n.to_string())).collect();
         assert!(all.len() > 4950, "{}", all.len());
         assert_eq!(made.name("get_current_weather").len(), 19);

@@ -25,15 +25,15 @@ use std::cell::Cell;
 use serde_json::{Map, Value, json};
 
 use self::fields::{
-    ADAPTER_FIELDS, ID_FIELDS, NAMED, NESTED_FIELDS, PLAIN, REQUIRED_FIELDS, TEXTS, UNREPLACEABLE_FIELDS,
-    WORDS,
+    ADAPTER_FIELDS, ID_FIELDS, KEPT_FIELDS, KEPT_WORDS, NESTED_FIELDS, REQUIRED_FIELDS, TEXT_FIELDS,
+    UNREPLACEABLE_FIELDS, WORD_FIELDS,
 };
-use self::made::Made;
+use self::made::ReplacementMaker;
 
 /// Redacts requests of one run.
 #[derive(Debug, Default)]
 pub struct Redactor {
-    made: Made,
+    made: ReplacementMaker,
     /// Bytes that the current line may still produce.
     left: Cell<usize>,
 }
@@ -100,9 +100,9 @@ impl Redactor {
             ("input_audio", Value::Object(sound)) => Some(self.audio(sound)),
             ("lora", Value::Array(all)) => Some(all.iter().map(adapter).collect()),
             ("tools", Value::Array(all)) => Some(all.iter().map(|tool| self.tool(tool)).collect()),
-            (_, Value::Bool(_) | Value::Number(_)) if PLAIN.contains(&name) => Some(value.clone()),
-            (_, Value::String(text)) if NAMED.contains(&name) => {
-                let known = WORDS.contains(&text.as_str());
+            (_, Value::Bool(_) | Value::Number(_)) if KEPT_FIELDS.contains(&name) => Some(value.clone()),
+            (_, Value::String(text)) if WORD_FIELDS.contains(&name) => {
+                let known = KEPT_WORDS.contains(&text.as_str());
                 let other = || REQUIRED_FIELDS.contains(&name).then(|| json!(self.made.name(text)));
                 if known { Some(value.clone()) } else { other() }
             }
@@ -113,7 +113,7 @@ impl Redactor {
             }
             ("arguments", Value::String(text)) => Some(self.paid(self.made.json(text))),
             ("arguments", _) => Some(self.made.value(value)),
-            _ if TEXTS.contains(&name) => Some(self.inside(value)),
+            _ if TEXT_FIELDS.contains(&name) => Some(self.inside(value)),
             (_, Value::Array(_) | Value::Object(_)) if NESTED_FIELDS.contains(&name) => {
                 Some(self.inside(value))
             }

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::made::Made;
+use super::made::ReplacementMaker;
 
 /// Types of JSON Schema.
 const SCHEMA_TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
@@ -50,7 +50,7 @@ const NESTED_KEYWORDS: [&str; 9] = [
     "contains",
 ];
 
-impl Made {
+impl ReplacementMaker {
     /// Redacts a tool: of a chat, of a response, or of Anthropic's messages.
     pub(super) fn tool(&self, tool: &Value) -> Value {
         let Value::Object(fields) = tool else { return Value::Null };
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_schema_stays_one_with_names_that_belong_together_and_says_nothing() {
-        let made = Made::default();
+        let made = ReplacementMaker::default();
         let schema = json!({
             "$schema": "http://secret", "type": "object", "required": ["qcity"], "additionalProperties": false,
             "properties": {

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::between::{
-    Conclusion, Judged, Otherwise, Outcome, Pace, RevisionAim, Said, Standing, Symptom,
+    EndsDifference, JudgedRevision, RevisionAim, RevisionAnswers, RevisionConclusion, RevisionOutcome,
+    RevisionPace, RevisionStanding, RevisionSymptom,
 };
 use warden_experiment::proof::{MetricRatio, ProofRuling};
 use warden_policies::{MemoryKind, phrases};
@@ -12,7 +13,7 @@ use super::proof::{change, name as metric_name, shown};
 
 /// A revision as shown to people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Revision {
+pub struct RevisionLabel {
     /// 40 hexadecimal digits.
     pub commit: String,
     /// Its build tag, or the closest one.
@@ -29,9 +30,9 @@ pub struct BetweenReport {
     /// The repository.
     pub repository: String,
     /// The revisions, oldest first: indices in the conclusion refer to this list.
-    pub line: Vec<Revision>,
+    pub line: Vec<RevisionLabel>,
     /// The conclusion.
-    pub conclusion: Conclusion,
+    pub conclusion: RevisionConclusion,
 }
 
 /// Digits of a shown commit.
@@ -47,7 +48,7 @@ const WHOLE_SLOWDOWN: f64 = 0.75;
 /// The head of the table.
 const TABLE_HEAD: [&str; 6] = ["REVISION", "COMMIT", "DATE", "SAYS", "PROCESSES", "SUBJECT"];
 
-impl Revision {
+impl RevisionLabel {
     fn short(&self) -> &str {
         self.commit.get(..SHORT_DIGITS).unwrap_or(&self.commit)
     }
@@ -64,20 +65,20 @@ impl BetweenReport {
         let found = &self.conclusion;
         let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
         let did = if found.ill_is_newer == Some(false) { "ended" } else { "brought" };
-        let name = |at: usize| self.line.get(at).map_or_else(|| format!("number {at}"), Revision::named);
+        let name = |at: usize| self.line.get(at).map_or_else(|| format!("number {at}"), RevisionLabel::named);
         let bounds = found.bounds.map(|(healthy, ill)| (healthy.min(ill), healthy.max(ill)));
         let mut lines = vec![match &found.outcome {
-            Outcome::Found { revision } => {
+            RevisionOutcome::Found { revision } => {
                 let subject = self.line.get(*revision).map_or("", |one| one.subject.as_str());
                 format!("{} {did} {what}: {subject}", name(*revision))
             }
-            Outcome::Among { first, last } => format!(
+            RevisionOutcome::Among { first, last } => format!(
                 "one of {} revisions {did} {what}: from {} to {}; those between them cannot be told, which the table explains",
                 last - first + 1,
                 name(*first),
                 name(*last)
             ),
-            Outcome::Unsteady { revision } => {
+            RevisionOutcome::Unsteady { revision } => {
                 let hint = match found.aim {
                     RevisionAim::Growth => "more readings (`--requests`) make processes differ less",
                     RevisionAim::Slowdown => "with nothing else on the machine processes differ less",
@@ -86,33 +87,35 @@ impl BetweenReport {
                 let name = name(*revision);
                 format!("not sure: {name} was judged otherwise when it was judged once more; {hint}")
             }
-            Outcome::BothIll => {
+            RevisionOutcome::BothIll => {
                 "both ends have it, so no revision between them brought it or ended it".to_owned()
             }
-            Outcome::NeitherIll { suspected: true, .. } => {
+            RevisionOutcome::NeitherIll { suspected: true, .. } => {
                 "an end is suspected to leak, and nothing more than that: take more readings (`--requests`)"
                     .to_owned()
             }
-            Outcome::NeitherIll { short: false, .. } => {
+            RevisionOutcome::NeitherIll { short: false, .. } => {
                 "neither end leaks or dies under this work, so there is nothing to look for".to_owned()
             }
-            Outcome::NeitherIll { short: true, .. } => {
+            RevisionOutcome::NeitherIll { short: true, .. } => {
                 "there are too few readings of an end to say whether it leaks: take more (`--requests`)"
                     .to_owned()
             }
-            Outcome::Alike { sure } => small_difference_text(&found.differences)
+            RevisionOutcome::Alike { sure } => small_difference_text(&found.differences)
                 .unwrap_or_else(|| alike(found.aim, *sure).to_owned()),
-            Outcome::NotAgain => {
+            RevisionOutcome::NotAgain => {
                 "the crash did not come again, so nobody can see where it came from".to_owned()
             }
-            Outcome::EndFailed { newer, why } => {
+            RevisionOutcome::EndFailed { newer, why } => {
                 format!("the {} end cannot be judged: {why}", if *newer { "newer" } else { "older" })
             }
-            Outcome::IllFailed { why } => format!("the end that has it could not be run any more: {why}"),
-            Outcome::Interrupted => "broken off; the same command goes on from here".to_owned(),
+            RevisionOutcome::IllFailed { why } => {
+                format!("the end that has it could not be run any more: {why}")
+            }
+            RevisionOutcome::Interrupted => "broken off; the same command goes on from here".to_owned(),
         }];
         match (&found.outcome, bounds) {
-            (Outcome::Found { revision }, _) => {
+            (RevisionOutcome::Found { revision }, _) => {
                 let before = name(revision.saturating_sub(1));
                 let stands = match (found.aim, found.ill_is_newer) {
                     (RevisionAim::Answers, _) => "answers as the older end does",
@@ -122,10 +125,10 @@ impl BetweenReport {
                 lines.push(format!("{before}, the one before it, {stands}; both were judged twice"));
                 lines.extend(self.more_than_one());
             }
-            (Outcome::Unsteady { .. }, Some((low, high))) => {
+            (RevisionOutcome::Unsteady { .. }, Some((low, high))) => {
                 lines.push(format!("until then it lay between {} and {}", name(low), name(high)));
             }
-            (Outcome::Interrupted, Some((low, high))) => lines.push(if high - low == 1 {
+            (RevisionOutcome::Interrupted, Some((low, high))) => lines.push(if high - low == 1 {
                 format!("{} is left, to be judged once more", name(high))
             } else {
                 let (count, first, last) = (high - low, name(low + 1), name(high));
@@ -141,9 +144,9 @@ impl BetweenReport {
     /// States that other revisions contribute, if they do.
     fn more_than_one(&self) -> Option<String> {
         let judged = || self.conclusion.judged.iter();
-        let third = |one: &&Judged| one.answers.as_ref().is_some_and(Said::is_third);
+        let third = |one: &&JudgedRevision| one.answers.as_ref().is_some_and(RevisionAnswers::is_third);
         if let Some(third) = judged().find(third) {
-            let name = self.line.get(third.revision).map(Revision::named)?;
+            let name = self.line.get(third.revision).map(RevisionLabel::named)?;
             return Some(format!(
                 "more than one revision changed answers, because {name} answers neither as the older end nor as the newer one; this is the \
                  first that differs from the older end"
@@ -178,14 +181,14 @@ impl BetweenReport {
     /// The judged revisions, in the order of the line; the first row is the head. Repeated judgements are
     /// marked.
     pub fn rows(&self) -> Vec<Vec<String>> {
-        let mut judged: Vec<&Judged> = self.conclusion.judged.iter().collect();
+        let mut judged: Vec<&JudgedRevision> = self.conclusion.judged.iter().collect();
         judged.sort_by_key(|one| one.revision);
         let rows = judged.into_iter().map(|one| {
             let revision = self.line.get(one.revision);
-            let text = |of: fn(&Revision) -> &str| revision.map_or("?", of).to_owned();
+            let text = |of: fn(&RevisionLabel) -> &str| revision.map_or("?", of).to_owned();
             vec![
                 text(|one| &one.label),
-                text(Revision::short),
+                text(RevisionLabel::short),
                 text(|one| &one.date),
                 judgement_text(one),
                 (one.legs + one.runs.len()).to_string(),
@@ -197,18 +200,18 @@ impl BetweenReport {
 }
 
 /// `growth of host memory under same-image`
-pub(super) fn symptom(symptom: &Symptom) -> String {
+pub(super) fn symptom(symptom: &RevisionSymptom) -> String {
     match symptom {
-        Symptom::Growth { track, .. } => {
+        RevisionSymptom::Growth { track, .. } => {
             let memory = match track.series {
                 MemoryKind::Host => "host memory".to_owned(),
                 MemoryKind::Vram(gpu) => format!("the memory of GPU {}", gpu.0),
             };
             format!("the growth of {memory} under {}", track.workload)
         }
-        Symptom::Crash { workload, .. } => format!("the crash under {workload}"),
-        Symptom::Slowdown { metric } => format!("the slowdown of {}", metric_name(*metric)),
-        Symptom::Answers { requests } => {
+        RevisionSymptom::Crash { workload, .. } => format!("the crash under {workload}"),
+        RevisionSymptom::Slowdown { metric } => format!("the slowdown of {}", metric_name(*metric)),
+        RevisionSymptom::Answers { requests } => {
             let named: Vec<String> =
                 requests.iter().take(MAX_NAMED).map(|request| format!("“{request}”")).collect();
             let more = match requests.len().saturating_sub(MAX_NAMED) {
@@ -221,7 +224,7 @@ pub(super) fn symptom(symptom: &Symptom) -> String {
 }
 
 /// Describes ends whose difference is too small to count.
-fn small_difference_text(differences: &[Otherwise]) -> Option<String> {
+fn small_difference_text(differences: &[EndsDifference]) -> Option<String> {
     let count = Some(differences.len()).filter(|count| *count > 0)?;
     let most = differences.iter().filter_map(|one| one.distance).fold(0.0, f64::max);
     Some(format!(
@@ -256,7 +259,7 @@ fn speed(ratio: &MetricRatio) -> String {
 }
 
 /// `“text 1”: 12 of 64 tokens agree, 1.250 nats apart`
-fn apart(one: &Otherwise) -> String {
+fn apart(one: &EndsDifference) -> String {
     let request = &one.request;
     match one.distance {
         Some(distance) if one.of > 0 => {
@@ -268,11 +271,11 @@ fn apart(one: &Otherwise) -> String {
 }
 
 /// Describes one judgement.
-fn judgement_text(judged: &Judged) -> String {
+fn judgement_text(judged: &JudgedRevision) -> String {
     let stands = match &judged.standing {
-        Standing::Healthy => "healthy",
-        Standing::Ill => "ill",
-        Standing::Unknown { why } => {
+        RevisionStanding::Healthy => "healthy",
+        RevisionStanding::Ill => "ill",
+        RevisionStanding::Unknown { why } => {
             return format!("not known: {}", why.lines().next().unwrap_or_default());
         }
     };
@@ -292,14 +295,14 @@ fn judgement_text(judged: &Judged) -> String {
 }
 
 /// `350.1 t/s, 97 % of the slowdown`
-fn pace_text(pace: &Pace) -> String {
+fn pace_text(pace: &RevisionPace) -> String {
     let seconds = shown(pace.metric, pace.seconds);
     // A revision faster than the faster end has no share.
     let share = |share: f64| if share < 0.005 { 0.0 } else { share * 100.0 };
     pace.share.map_or(seconds.clone(), |own| format!("{seconds}, {:.0} % of the slowdown", share(own.value)))
 }
 
-fn answers_text(said: &Said) -> String {
+fn answers_text(said: &RevisionAnswers) -> String {
     let all = [&said.otherwise, &said.unsteady, &said.missing].map(Vec::len).into_iter().sum::<usize>();
     let all = all + said.as_older + said.as_newer;
     match said.otherwise.first() {
@@ -316,22 +319,26 @@ fn answers_text(said: &Said) -> String {
 mod tests {
     use super::*;
     use warden_experiment::Workload;
-    use warden_experiment::bisect::Track;
-    use warden_experiment::crash::Run;
-    use warden_experiment::proof::Metric;
-    use warden_experiment::sequential::{Does, Judgement};
+    use warden_experiment::bisect::WorkloadMemory;
+    use warden_experiment::crash::CrashRun;
+    use warden_experiment::proof::BuildMetric;
+    use warden_experiment::sequential::{SwitchEffect, SwitchJudgement};
     use warden_policies::growth::IntervalEstimate;
 
-    fn report(outcome: Outcome, ill_is_newer: bool) -> BetweenReport {
-        let revision = |at: usize| Revision {
+    fn report(outcome: RevisionOutcome, ill_is_newer: bool) -> BetweenReport {
+        let revision = |at: usize| RevisionLabel {
             commit: format!("{at:040}"),
             label: format!("b{}", 9000 + at),
             date: "2026-08-22".to_owned(),
             subject: format!("server : change number {at}"),
         };
-        let judgement =
-            |rate| Judgement { does: Does::Nothing, share: None, without: Some(4e5), with: Some(rate) };
-        let judged = |revision, standing, rate: Option<f64>| Judged {
+        let judgement = |rate| SwitchJudgement {
+            does: SwitchEffect::Nothing,
+            share: None,
+            without: Some(4e5),
+            with: Some(rate),
+        };
+        let judged = |revision, standing, rate: Option<f64>| JudgedRevision {
             revision,
             standing,
             legs: 2,
@@ -341,26 +348,29 @@ mod tests {
             pace: None,
             answers: None,
         };
-        let unknown = Standing::Unknown { why: "compile failed:\nerror: x".to_owned() };
+        let unknown = RevisionStanding::Unknown { why: "compile failed:\nerror: x".to_owned() };
         BetweenReport {
             repository: "https://example.org/llama.cpp".to_owned(),
             line: (0..9).map(revision).collect(),
-            conclusion: Conclusion {
+            conclusion: RevisionConclusion {
                 outcome,
                 aim: RevisionAim::Growth,
-                symptom: Some(Symptom::Growth {
-                    track: Track { workload: Workload::SameImage, series: MemoryKind::Host },
+                symptom: Some(RevisionSymptom::Growth {
+                    track: WorkloadMemory { workload: Workload::SameImage, series: MemoryKind::Host },
                     control: false,
                 }),
                 ill_is_newer: Some(ill_is_newer),
                 bounds: Some((3, 5)),
                 judged: vec![
-                    judged(0, Standing::Healthy, Some(120.0)),
-                    judged(5, Standing::Ill, Some(409_600.0)),
+                    judged(0, RevisionStanding::Healthy, Some(120.0)),
+                    judged(5, RevisionStanding::Ill, Some(409_600.0)),
                     judged(4, unknown, None),
-                    Judged {
-                        runs: vec![Run { requests: 22, died: true }, Run { requests: 184, died: false }],
-                        ..judged(3, Standing::Ill, None)
+                    JudgedRevision {
+                        runs: vec![
+                            CrashRun { requests: 22, died: true },
+                            CrashRun { requests: 184, died: false },
+                        ],
+                        ..judged(3, RevisionStanding::Ill, None)
                     },
                 ],
                 newer: Vec::new(),
@@ -375,24 +385,24 @@ mod tests {
     #[test]
     fn what_was_found_is_told_in_words_and_what_was_judged_in_a_table() {
         let all = [
-            (Outcome::Found { revision: 5 }, true),
-            (Outcome::Found { revision: 5 }, false),
-            (Outcome::Among { first: 4, last: 5 }, true),
-            (Outcome::Unsteady { revision: 3 }, true),
-            (Outcome::BothIll, true),
-            (Outcome::NeitherIll { short: false, suspected: false }, true),
-            (Outcome::NeitherIll { short: false, suspected: true }, true),
-            (Outcome::NeitherIll { short: true, suspected: false }, true),
-            (Outcome::NotAgain, true),
-            (Outcome::EndFailed { newer: false, why: "it does not build".to_owned() }, true),
-            (Outcome::IllFailed { why: "killed".to_owned() }, true),
-            (Outcome::Interrupted, true),
+            (RevisionOutcome::Found { revision: 5 }, true),
+            (RevisionOutcome::Found { revision: 5 }, false),
+            (RevisionOutcome::Among { first: 4, last: 5 }, true),
+            (RevisionOutcome::Unsteady { revision: 3 }, true),
+            (RevisionOutcome::BothIll, true),
+            (RevisionOutcome::NeitherIll { short: false, suspected: false }, true),
+            (RevisionOutcome::NeitherIll { short: false, suspected: true }, true),
+            (RevisionOutcome::NeitherIll { short: true, suspected: false }, true),
+            (RevisionOutcome::NotAgain, true),
+            (RevisionOutcome::EndFailed { newer: false, why: "it does not build".to_owned() }, true),
+            (RevisionOutcome::IllFailed { why: "killed".to_owned() }, true),
+            (RevisionOutcome::Interrupted, true),
         ];
         let mut text = String::new();
         for (outcome, newer) in all {
             text += &(report(outcome, newer).sentences().join("\n") + "\n\n");
         }
-        for row in report(Outcome::NotAgain, true).rows() {
+        for row in report(RevisionOutcome::NotAgain, true).rows() {
             text += &(row.join(" | ") + "\n");
         }
         insta::assert_snapshot!(text);
@@ -411,11 +421,11 @@ mod tests {
     #[test]
     fn a_slowdown_is_told_with_how_much_of_it_each_revision_has() {
         let interval = |value| IntervalEstimate { value, low: value - 0.1, high: value + 0.1 };
-        let metric = Metric::Decode;
+        let metric = BuildMetric::Decode;
         let of = |outcome, newer: bool, share| {
             let mut report = report(outcome, newer);
             let found = &mut report.conclusion;
-            (found.aim, found.symptom) = (RevisionAim::Slowdown, Some(Symptom::Slowdown { metric }));
+            (found.aim, found.symptom) = (RevisionAim::Slowdown, Some(RevisionSymptom::Slowdown { metric }));
             let ratio = MetricRatio {
                 metric,
                 old: 0.0025,
@@ -424,21 +434,22 @@ mod tests {
                 ruling: ProofRuling::Worse,
             };
             found.ratios = vec![ratio];
-            let pace = |share| Pace { metric, rounds: 4, seconds: 0.0025, share: Some(interval(share)) };
+            let pace =
+                |share| RevisionPace { metric, rounds: 4, seconds: 0.0025, share: Some(interval(share)) };
             found.bounds = Some((0, 5));
             for (judged, share) in found.judged.iter_mut().zip([-0.02, share]) {
                 judged.pace = Some(pace(share));
             }
             report
         };
-        let found = Outcome::Found { revision: 5 };
+        let found = RevisionOutcome::Found { revision: 5 };
         insta::assert_snapshot!(told(&[
             of(found.clone(), true, 0.98),
             of(found.clone(), false, 1.0),
             of(found, true, 0.4),
-            of(Outcome::Unsteady { revision: 5 }, true, 0.5),
-            of(Outcome::Alike { sure: true }, true, 0.5),
-            of(Outcome::Alike { sure: false }, true, 0.5),
+            of(RevisionOutcome::Unsteady { revision: 5 }, true, 0.5),
+            of(RevisionOutcome::Alike { sure: true }, true, 0.5),
+            of(RevisionOutcome::Alike { sure: false }, true, 0.5),
         ]));
     }
 
@@ -448,8 +459,8 @@ mod tests {
             let mut report = report(outcome, true);
             let found = &mut report.conclusion;
             let requests = ["text 1", "text 2", "chat", "schema"].map(str::to_owned).to_vec();
-            (found.aim, found.symptom) = (RevisionAim::Answers, Some(Symptom::Answers { requests }));
-            let difference = |request: &str, of, distance| Otherwise {
+            (found.aim, found.symptom) = (RevisionAim::Answers, Some(RevisionSymptom::Answers { requests }));
+            let difference = |request: &str, of, distance| EndsDifference {
                 request: request.to_owned(),
                 shared: 3,
                 of,
@@ -462,7 +473,7 @@ mod tests {
                 difference("embedding", 0, Some(0.5)),
                 difference("tokens", 0, None),
             ];
-            let said = |as_older, as_newer, otherwise: &[&str]| Said {
+            let said = |as_older, as_newer, otherwise: &[&str]| RevisionAnswers {
                 as_older,
                 as_newer,
                 otherwise: otherwise.iter().copied().map(str::to_owned).collect(),
@@ -483,14 +494,14 @@ mod tests {
             report.conclusion.differences.clear();
             report
         };
-        let found = Outcome::Found { revision: 5 };
+        let found = RevisionOutcome::Found { revision: 5 };
         let all = [
             of(found.clone(), &[]),
             of(found, &["text 1"]),
-            of(Outcome::Unsteady { revision: 5 }, &[]),
-            of(Outcome::Alike { sure: true }, &[]),
-            without(of(Outcome::Alike { sure: true }, &[])),
-            without(of(Outcome::Alike { sure: false }, &[])),
+            of(RevisionOutcome::Unsteady { revision: 5 }, &[]),
+            of(RevisionOutcome::Alike { sure: true }, &[]),
+            without(of(RevisionOutcome::Alike { sure: true }, &[])),
+            without(of(RevisionOutcome::Alike { sure: false }, &[])),
         ];
         let said: Vec<String> = all[0].said().into_iter().map(|row| row.join(" | ")).collect();
         insta::assert_snapshot!(told(&all) + &said.join("\n"));

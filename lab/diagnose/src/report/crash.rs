@@ -2,10 +2,10 @@
 //! text out.
 
 use serde::{Deserialize, Serialize};
-use warden_experiment::crash::{Again, Crash, Run};
-use warden_experiment::sequential::Does;
-use warden_experiment::survive::{Conclusion, Outcome, Trial};
-use warden_experiment::{Finding, Workload};
+use warden_experiment::crash::{CrashRecurrence, CrashRun, WorkloadCrash};
+use warden_experiment::sequential::SwitchEffect;
+use warden_experiment::survive::{SurvivalConclusion, SurvivalOutcome, SurvivalTrial};
+use warden_experiment::{LegFinding, Workload};
 
 use super::cure::{CommandChanges, TrialSwitch, UntriedSwitch, explained, left_out, names};
 use super::table::name;
@@ -20,7 +20,7 @@ pub struct SurvivalReport {
     /// Switches that could not be tried, with reasons.
     pub not_tried: Vec<UntriedSwitch>,
     /// The conclusion.
-    pub conclusion: Conclusion,
+    pub conclusion: SurvivalConclusion,
     /// `mitigations` of the model including the cure; empty without one.
     pub mitigations: Vec<String>,
     /// Flags and variables of the cure, for use without a configuration.
@@ -28,7 +28,7 @@ pub struct SurvivalReport {
 }
 
 /// Describes the crash in a sentence.
-pub(super) fn crashed(leg: &Finding, crash: &Crash) -> String {
+pub(super) fn crashed(leg: &LegFinding, crash: &WorkloadCrash) -> String {
     format!(
         "the server crashed under {} at request {}, {}: {}",
         name(leg),
@@ -39,19 +39,19 @@ pub(super) fn crashed(leg: &Finding, crash: &Crash) -> String {
 }
 
 /// Repetition of the crash, in a few words.
-pub(super) fn short(crash: &Crash) -> String {
+pub(super) fn short(crash: &WorkloadCrash) -> String {
     let died = crash.runs.iter().filter(|run| run.died).count();
     match (crash.again, crash.runs.len()) {
-        (Again::Always, all) => format!("every time ({died} of {all} further runs)"),
-        (Again::Sometimes, all) => format!("not every time ({died} of {all} further runs)"),
-        (Again::NotAgain, all) => format!("and not again in {all} further runs"),
-        (Again::Undecided, 0) => "which was not repeated".to_owned(),
-        (Again::Undecided, all) => format!("in {died} of {all} further runs"),
+        (CrashRecurrence::Always, all) => format!("every time ({died} of {all} further runs)"),
+        (CrashRecurrence::Sometimes, all) => format!("not every time ({died} of {all} further runs)"),
+        (CrashRecurrence::NotAgain, all) => format!("and not again in {all} further runs"),
+        (CrashRecurrence::Undecided, 0) => "which was not repeated".to_owned(),
+        (CrashRecurrence::Undecided, all) => format!("in {died} of {all} further runs"),
     }
 }
 
 /// Everything known about the crash, a line each; the last ones are the server's own.
-pub(super) fn lines(leg: &Finding, crash: &Crash) -> Vec<String> {
+pub(super) fn lines(leg: &LegFinding, crash: &WorkloadCrash) -> Vec<String> {
     let of = name(leg);
     let mut lines = vec![crashed(leg, crash)];
     if !crash.runs.is_empty() {
@@ -65,7 +65,7 @@ pub(super) fn lines(leg: &Finding, crash: &Crash) -> Vec<String> {
 }
 
 /// Describes runs: `died at request 22, 22 and 21; survived 184`.
-pub(super) fn runs(runs: &[Run]) -> String {
+pub(super) fn runs(runs: &[CrashRun]) -> String {
     let list = |died: bool| {
         let all: Vec<String> =
             runs.iter().filter(|run| run.died == died).map(|run| run.requests.to_string()).collect();
@@ -129,18 +129,18 @@ impl SurvivalReport {
         let under = format!("the crash under {}", self.workload);
         let mut lines = Vec::new();
         match &found.outcome {
-            Outcome::Cured => {
+            SurvivalOutcome::Cured => {
                 let stop = if found.cure.len() == 1 { "stops" } else { "stop" };
                 lines.push(format!("{} {stop} {under}", self.names(&found.cure)));
             }
-            Outcome::NotCured => lines.push(format!("nothing that was tried stops {under}")),
-            Outcome::NotAgain => {
+            SurvivalOutcome::NotCured => lines.push(format!("nothing that was tried stops {under}")),
+            SurvivalOutcome::NotAgain => {
                 lines.push(format!("{under} did not come again, so nobody can see what stops it"));
             }
-            Outcome::BaselineFailed { why } => {
+            SurvivalOutcome::BaselineFailed { why } => {
                 lines.push(format!("what stops {under} could not be looked for any more: {why}"));
             }
-            Outcome::Interrupted => {
+            SurvivalOutcome::Interrupted => {
                 lines.push(format!("it was interrupted before it was sure what stops {under}"));
             }
         }
@@ -164,12 +164,12 @@ impl SurvivalReport {
     /// All switches that were not tried, with reasons.
     pub fn left_out(&self) -> Vec<UntriedSwitch> {
         let why = match &self.conclusion.outcome {
-            Outcome::Cured => {
+            SurvivalOutcome::Cured => {
                 format!("it was not needed: {} stops the crash", self.names(&self.conclusion.cure))
             }
-            Outcome::NotAgain => "the crash did not come again".to_owned(),
-            Outcome::Interrupted => "it was interrupted before its turn".to_owned(),
-            Outcome::NotCured | Outcome::BaselineFailed { .. } => {
+            SurvivalOutcome::NotAgain => "the crash did not come again".to_owned(),
+            SurvivalOutcome::Interrupted => "it was interrupted before its turn".to_owned(),
+            SurvivalOutcome::NotCured | SurvivalOutcome::BaselineFailed { .. } => {
                 "the search ended before its turn".to_owned()
             }
         };
@@ -191,15 +191,15 @@ impl SurvivalReport {
     }
 }
 
-fn does(trial: &Trial) -> &'static str {
+fn does(trial: &SurvivalTrial) -> &'static str {
     match trial.does {
-        Does::Stops => "stops it",
-        Does::Nothing => "nothing",
-        Does::Halves | Does::Undecided => "undecided",
+        SwitchEffect::Stops => "stops it",
+        SwitchEffect::Nothing => "nothing",
+        SwitchEffect::Halves | SwitchEffect::Undecided => "undecided",
     }
 }
 
-fn memory(trial: &Trial) -> String {
+fn memory(trial: &SurvivalTrial) -> String {
     let all = trial.memory.iter().map(|(series, verdict)| format!("{series} {}", verdict.as_str()));
     all.collect::<Vec<_>>().join(", ")
 }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn runs_are_told_with_the_request_at_which_each_died() {
-        let run = |requests, died| Run { requests, died };
+        let run = |requests, died| CrashRun { requests, died };
         assert_eq!(
             runs(&[run(22, true), run(21, true), run(184, false)]),
             "died at request 22 and 21; survived 184"

@@ -4,10 +4,10 @@
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
-use warden_experiment::bisect::{Conclusion, Cost, Outcome, Track, TrialReport};
-use warden_experiment::sequential::{Does, Judgement};
+use warden_experiment::bisect::{CureConclusion, CureOutcome, SwitchCost, TrialReport, WorkloadMemory};
+use warden_experiment::sequential::{SwitchEffect, SwitchJudgement};
 use warden_policies::phrases::grows;
-use warden_supervisor::Command;
+use warden_supervisor::ServerCommand;
 
 use crate::shell::quoted;
 
@@ -19,7 +19,7 @@ pub struct CureReport {
     /// Switches that could not be tried, with reasons.
     pub not_tried: Vec<UntriedSwitch>,
     /// The conclusion.
-    pub conclusion: Conclusion,
+    pub conclusion: CureConclusion,
     /// `mitigations` of the model including the cure; empty without one.
     pub mitigations: Vec<String>,
     /// Flags and variables of the cure, for use without a configuration.
@@ -40,7 +40,7 @@ pub struct CommandChanges {
 
 impl CommandChanges {
     /// The difference from `old` to `new`.
-    pub fn between(old: &Command, new: &Command) -> Self {
+    pub fn between(old: &ServerCommand, new: &ServerCommand) -> Self {
         let mut rest = old.args.iter().peekable();
         let mut own = |word: &&String| rest.next_if(|next| next == word).is_none();
         Self {
@@ -130,24 +130,24 @@ impl CureReport {
         let mut lines = Vec::new();
         let stop = if conclusion.cure.len() == 1 { "stops" } else { "stop" };
         let cure = format!("{} {stop}", self.names(&conclusion.cure));
-        let open: Vec<Track> =
+        let open: Vec<WorkloadMemory> =
             conclusion.leaking.iter().copied().filter(|track| !conclusion.stopped.contains(track)).collect();
         match &conclusion.outcome {
-            Outcome::NothingToCure => {
+            CureOutcome::NothingToCure => {
                 lines.push("no leak was found, so there was nothing to cure".to_owned());
             }
-            Outcome::NotKnown { why } => lines.push(format!("no cure was looked for: {why}")),
-            Outcome::BaselineFailed { why } => {
+            CureOutcome::NotKnown { why } => lines.push(format!("no cure was looked for: {why}")),
+            CureOutcome::BaselineFailed { why } => {
                 lines.push(format!("no cure could be looked for: the server itself fails: {why}"));
             }
-            Outcome::Interrupted => lines.push("it was interrupted before a cure was sure".to_owned()),
-            Outcome::NotCured => {
+            CureOutcome::Interrupted => lines.push("it was interrupted before a cure was sure".to_owned()),
+            CureOutcome::NotCured => {
                 lines.push(format!("nothing that was tried stops the growth of {}", self.tracks(&open)));
             }
-            Outcome::Cured => {
+            CureOutcome::Cured => {
                 lines.push(format!("{cure} the growth of {}", self.tracks(&conclusion.stopped)));
             }
-            Outcome::PartlyCured => {
+            CureOutcome::PartlyCured => {
                 lines.push(format!(
                     "{cure} the growth of {}; nothing that was tried stops that of {}",
                     self.tracks(&conclusion.stopped),
@@ -175,10 +175,10 @@ impl CureReport {
         }
         let alone = conclusion.trials.iter().filter(|trial| trial.switches.len() == 1);
         for trial in alone {
-            let halves = |track: &&Track| {
-                trial.tracks.iter().any(|(own, found)| own == *track && found.does == Does::Halves)
+            let halves = |track: &&WorkloadMemory| {
+                trial.tracks.iter().any(|(own, found)| own == *track && found.does == SwitchEffect::Halves)
             };
-            let some: Vec<Track> = open.iter().filter(halves).copied().collect();
+            let some: Vec<WorkloadMemory> = open.iter().filter(halves).copied().collect();
             if !some.is_empty() {
                 lines.push(format!("{} lessens that of {}", self.names(&trial.switches), self.tracks(&some)));
             }
@@ -189,14 +189,14 @@ impl CureReport {
     /// All switches that were not tried, with reasons: impossible ones, and those whose turn never came.
     pub fn left_out(&self) -> Vec<UntriedSwitch> {
         let why = match &self.conclusion.outcome {
-            Outcome::NothingToCure => "no leak was found".to_owned(),
-            Outcome::NotKnown { why } => why.clone(),
-            Outcome::BaselineFailed { .. } => "the server fails without any switch".to_owned(),
-            Outcome::Interrupted => "it was interrupted before its turn".to_owned(),
-            Outcome::Cured if self.conclusion.cure.len() == 1 => {
+            CureOutcome::NothingToCure => "no leak was found".to_owned(),
+            CureOutcome::NotKnown { why } => why.clone(),
+            CureOutcome::BaselineFailed { .. } => "the server fails without any switch".to_owned(),
+            CureOutcome::Interrupted => "it was interrupted before its turn".to_owned(),
+            CureOutcome::Cured if self.conclusion.cure.len() == 1 => {
                 format!("it was not needed: {} alone stops everything", self.names(&self.conclusion.cure))
             }
-            Outcome::Cured | Outcome::PartlyCured | Outcome::NotCured => {
+            CureOutcome::Cured | CureOutcome::PartlyCured | CureOutcome::NotCured => {
                 "the search ended before its turn".to_owned()
             }
         };
@@ -224,10 +224,10 @@ impl CureReport {
     }
 
     /// Lists memories: `host and vram0`, with the workload where there are several.
-    fn tracks(&self, tracks: &[Track]) -> String {
+    fn tracks(&self, tracks: &[WorkloadMemory]) -> String {
         let all = &self.conclusion.leaking;
         let several = all.iter().any(|track| Some(track.workload) != all.first().map(|first| first.workload));
-        let name = |track: &Track| {
+        let name = |track: &WorkloadMemory| {
             if several {
                 format!("{} under {}", track.series, track.workload)
             } else {
@@ -278,16 +278,16 @@ fn growth_text(bytes: Option<f64>) -> String {
     bytes.map_or_else(|| "?".to_owned(), grows)
 }
 
-fn remaining_text(found: &Judgement) -> String {
+fn remaining_text(found: &SwitchJudgement) -> String {
     found.share.map_or_else(|| "?".to_owned(), |share| format!("{:.0} %", (share.value * 100.0).max(0.0)))
 }
 
-fn speed(cost: &Cost) -> String {
+fn speed(cost: &SwitchCost) -> String {
     cost.tokens_per_second.map_or_else(String::new, |rate| format!("{:+.1} %", rate.change() * 100.0))
 }
 
 /// Describes the cost of a set of switches.
-pub(crate) fn cost(cost: &Cost) -> String {
+pub(crate) fn cost(cost: &SwitchCost) -> String {
     let rate = cost.tokens_per_second.map(|rate| {
         format!(
             "tokens per second {:+.1} % ({:.1} without it, {:.1} with it)",
@@ -312,13 +312,13 @@ pub(crate) fn cost(cost: &Cost) -> String {
 mod tests {
     use super::*;
 
-    fn command(args: &[&str], env: &[(&str, &str)], away: &[&str]) -> Command {
+    fn command(args: &[&str], env: &[(&str, &str)], away: &[&str]) -> ServerCommand {
         let words = |list: &[&str]| list.iter().map(|&word| word.to_owned()).collect();
-        Command {
+        ServerCommand {
             args: words(args),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
             env_remove: words(away),
-            ..Command::bare("llama-server".into())
+            ..ServerCommand::bare("llama-server".into())
         }
     }
 

@@ -2,18 +2,18 @@
 //! server's messages: llama-server quotes requests in its errors ("Missing 'role' in message: {…}"). The
 //! terminal shows the whole report.
 
-use warden_experiment::bisect::Outcome;
-use warden_experiment::{Ended, Workload, survive};
+use warden_experiment::bisect::CureOutcome;
+use warden_experiment::{LegEnd, Workload, survive};
 use warden_policies::secrets;
 
-use super::Report;
+use super::DiagnoseReport;
 
 /// Limit of kept characters of a server's message.
 const MAX_KEPT_CHARS: usize = 80;
 /// Our own words, which the server's follow.
 const FAILURES_MARK: &str = " requests in a row failed: ";
 
-impl Report {
+impl DiagnoseReport {
     /// A copy of the report for other readers.
     pub(super) fn discreet(&self) -> Self {
         let mut report = self.clone();
@@ -25,10 +25,10 @@ impl Report {
         }
         // The last words of a server may quote a key.
         for finding in report.legs.iter_mut().map(|leg| &mut leg.finding) {
-            if let Ended::Crashed { why }
-            | Ended::Killed { why }
-            | Ended::Failed { why }
-            | Ended::OutOfMemory { why } = &mut finding.ended
+            if let LegEnd::Crashed { why }
+            | LegEnd::Killed { why }
+            | LegEnd::Failed { why }
+            | LegEnd::OutOfMemory { why } = &mut finding.ended
             {
                 *why = secrets::text(why);
             }
@@ -43,7 +43,7 @@ impl Report {
             if let Some(refused) = &mut leg.refused {
                 refused.why = beginning(&refused.why);
             }
-            if let Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } =
+            if let LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } =
                 &mut leg.finding.ended
             {
                 *why = beginning(why);
@@ -61,7 +61,7 @@ impl Report {
             for why in conclusion.trials.iter_mut().filter_map(|trial| trial.crashed.as_mut()) {
                 *why = beginning(why);
             }
-            if let Outcome::BaselineFailed { why } = &mut conclusion.outcome {
+            if let CureOutcome::BaselineFailed { why } = &mut conclusion.outcome {
                 *why = beginning(why);
             }
         }
@@ -69,7 +69,7 @@ impl Report {
             for why in one.conclusion.trials.iter_mut().filter_map(|trial| trial.failed.as_mut()) {
                 *why = beginning(why);
             }
-            if let survive::Outcome::BaselineFailed { why } = &mut one.conclusion.outcome {
+            if let survive::SurvivalOutcome::BaselineFailed { why } = &mut one.conclusion.outcome {
                 *why = beginning(why);
             }
         }

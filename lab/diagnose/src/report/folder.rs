@@ -12,26 +12,26 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use warden_experiment::crash::Again;
+use warden_experiment::crash::CrashRecurrence;
 use warden_policies::defaults::Diagnose;
-use warden_policies::growth::Verdict;
+use warden_policies::growth::GrowthVerdict;
 use warden_policies::secrets;
 
-use super::reproduce::{Requests, Setting, requests, script, visiting};
-use super::{LegReport, Report};
-use crate::proof::Sent;
-use crate::replay::Recording;
+use super::reproduce::{ScriptEnvironment, ScriptRequests, requests, script, visiting};
+use super::{DiagnoseReport, LegReport};
+use crate::proof::PublishedRequest;
+use crate::replay::RequestRecording;
 
 /// Files that every report rewrites.
 const REPORT_FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
 /// The script, where there is something to reproduce.
 const SCRIPT_FILE: &str = "reproduce.sh";
 /// Suffix of request files.
-const REQUEST: &str = ".json";
+const REQUEST_SUFFIX: &str = ".json";
 
 /// Content of a folder in addition to the report.
 #[derive(Clone, Copy, Debug)]
-pub struct Folder<'a> {
+pub struct ReportFolder<'a> {
     /// Numbers of the experiment.
     pub numbers: &'a Diagnose,
     /// Variables that the server must not inherit.
@@ -45,9 +45,9 @@ pub struct Folder<'a> {
     /// Tokens per word of our texts; 0 if unknown.
     pub tokens_per_word: f64,
     /// The replayed requests. The folder gets them redacted.
-    pub replay: Option<&'a Recording>,
+    pub replay: Option<&'a RequestRecording>,
     /// The requests to reproduce, where no workload does.
-    pub visit: &'a [Sent],
+    pub visit: &'a [PublishedRequest],
 }
 
 /// Subject of the script.
@@ -72,23 +72,23 @@ pub fn foreign_in(path: &Path, with_script: bool) -> Option<PathBuf> {
     let script = with_script.then_some(SCRIPT_FILE);
     let found = REPORT_FILES.into_iter().chain(script).map(|name| path.join(name)).find(foreign);
     // Request files are recognized by the script next to them.
-    let first = path.join("requests").join(format!("0{REQUEST}"));
+    let first = path.join("requests").join(format!("0{REQUEST_SUFFIX}"));
     found.or_else(|| (with_script && first.exists() && !path.join(SCRIPT_FILE).exists()).then_some(first))
 }
 
-impl Report {
+impl DiagnoseReport {
     /// Writes the folder, and creates it if it is missing.
     ///
     /// # Errors
     /// A file cannot be written, or a foreign file would be replaced.
-    pub fn write_folder(&self, path: &Path, folder: &Folder<'_>) -> io::Result<()> {
+    pub fn write_folder(&self, path: &Path, folder: &ReportFolder<'_>) -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         remove_script(path)?;
         let told = self.discreet();
         let leg = self.worst();
         let all = match leg {
             Some(leg) => requests(leg.finding.workload, folder, leg.finding.crash.as_ref()),
-            None => Requests::from(folder.visit),
+            None => ScriptRequests::from(folder.visit),
         };
         let showing = match leg {
             _ if all.bodies.is_empty() => ScriptSubject::Nothing,
@@ -103,9 +103,9 @@ impl Report {
             let inner = path.join("requests");
             std::fs::create_dir_all(&inner)?;
             for (at, request) in all.bodies.iter().enumerate() {
-                std::fs::write(inner.join(format!("{at}{REQUEST}")), &request.body)?;
+                std::fs::write(inner.join(format!("{at}{REQUEST_SUFFIX}")), &request.body)?;
             }
-            let setting = Setting { removed: folder.removed, directory: folder.directory };
+            let setting = ScriptEnvironment { removed: folder.removed, directory: folder.directory };
             let text = match leg {
                 Some(leg) => script(&self.about, &leg.finding, &all, &setting),
                 None => visiting(&self.about, self.between.as_ref(), &all, &setting),
@@ -124,10 +124,10 @@ impl Report {
     /// The leg to reproduce: a crashing one, else the one with the largest leak, else the one with the
     /// largest growth.
     fn worst(&self) -> Option<&LegReport> {
-        let crashes = |again: Again| {
+        let crashes = |again: CrashRecurrence| {
             self.legs.iter().find(|leg| leg.finding.crash.as_ref().is_some_and(|crash| crash.again == again))
         };
-        let order = [Again::Always, Again::Sometimes, Again::Undecided];
+        let order = [CrashRecurrence::Always, CrashRecurrence::Sometimes, CrashRecurrence::Undecided];
         if let Some(leg) = order.into_iter().find_map(crashes) {
             return Some(leg);
         }
@@ -136,7 +136,8 @@ impl Report {
                 (found.verdict, found.per_request.map_or(0.0, |slope| slope.value))
             };
             let all = leg.finding.series.iter().map(of);
-            all.max_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))).unwrap_or((Verdict::Warming, 0.0))
+            all.max_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
+                .unwrap_or((GrowthVerdict::Warming, 0.0))
         };
         self.legs.iter().max_by(|a, b| {
             let (one, other) = (key(a), key(b));
@@ -158,7 +159,7 @@ fn remove_script(path: &Path) -> io::Result<()> {
         for file in all {
             let file = file?;
             let name = file.file_name().to_string_lossy().into_owned();
-            if name.strip_suffix(REQUEST).is_some_and(|number| number.parse::<usize>().is_ok()) {
+            if name.strip_suffix(REQUEST_SUFFIX).is_some_and(|number| number.parse::<usize>().is_ok()) {
                 std::fs::remove_file(file.path())?;
             }
         }

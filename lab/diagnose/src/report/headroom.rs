@@ -2,28 +2,28 @@
 //! and in sentences.
 
 use serde::{Deserialize, Serialize};
-use warden_experiment::headroom::{Verdict, grouped, judge};
-use warden_policies::measured_needs::MeasuredNeeds;
+use warden_experiment::headroom::{HeadroomVerdict, grouped, judge};
+use warden_policies::experiment_needs::ExperimentNeeds;
 use warden_policies::{ByteSize, MemoryKind};
 
-use crate::headroom::Touched;
+use crate::headroom::HeadroomMeasurement;
 
 /// Result of a measurement of headroom.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadroomReport {
     /// The measurement.
-    pub touched: Touched,
+    pub touched: HeadroomMeasurement,
     /// A measurement with smaller micro-batches, where the worst case did not fit.
-    pub smaller: Option<Touched>,
+    pub smaller: Option<HeadroomMeasurement>,
     /// Verdicts by memory, the host first.
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<HeadroomVerdict>,
     /// Predictions for the longest prompt from the shorter half, compared with its measurement.
-    pub foretold: Vec<Foretold>,
+    pub foretold: Vec<PromptPrediction>,
 }
 
 /// A prediction and the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Foretold {
+pub struct PromptPrediction {
     /// The memory.
     pub series: MemoryKind,
     /// The longest prompt used for the prediction, in tokens.
@@ -42,7 +42,7 @@ const TABLE_HEAD: [&str; 8] =
 
 impl HeadroomReport {
     /// Judges a measurement. `reserve`: bytes that are to stay free.
-    pub fn new(touched: Touched, smaller: Option<Touched>, reserve: u64) -> Self {
+    pub fn new(touched: HeadroomMeasurement, smaller: Option<HeadroomMeasurement>, reserve: u64) -> Self {
         let setup = touched.setup;
         let mut report = Self { touched, smaller, verdicts: Vec::new(), foretold: Vec::new() };
         for series in &report.touched.series {
@@ -59,7 +59,13 @@ impl HeadroomReport {
             let from = half.as_ref().and_then(|half| half.points().last().copied());
             if let (Some(half), Some((from, _))) = (half, from) {
                 let (predicted, measured) = (half.at(tokens, 1), curve.at(tokens, 1));
-                report.foretold.push(Foretold { series: series.series, from, tokens, predicted, measured });
+                report.foretold.push(PromptPrediction {
+                    series: series.series,
+                    from,
+                    tokens,
+                    predicted,
+                    measured,
+                });
             }
         }
         report
@@ -71,8 +77,8 @@ impl HeadroomReport {
     }
 
     /// Figures to start with for the next process of the same build, model and arguments.
-    pub fn learnt(&self) -> MeasuredNeeds {
-        MeasuredNeeds {
+    pub fn learnt(&self) -> ExperimentNeeds {
+        ExperimentNeeds {
             prices: self.verdicts.iter().map(|verdict| verdict.price).collect(),
             worst: self.verdicts.iter().map(|verdict| (verdict.series, verdict.worst)).collect(),
         }
@@ -113,7 +119,7 @@ impl HeadroomReport {
             .iter()
             .map(|verdict| format!("{}: {}", verdict.series, verdict.sentence()))
             .collect();
-        let context = |verdict: &Verdict| {
+        let context = |verdict: &HeadroomVerdict| {
             let bytes = verdict.context_token.filter(|_| verdict.fits() == Some(false))?;
             let token = per_token(bytes);
             Some(format!("{}: each token of -c takes {token} before any prompt, measured", verdict.series))

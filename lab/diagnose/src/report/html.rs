@@ -1,18 +1,18 @@
 //! Renders the page: findings, table, explanations, a plot for each memory of each leg, and sections for a
 //! cure, the largest prompts and call sites where they were requested.
 
-use warden_experiment::{Finding, SeriesFinding};
+use warden_experiment::{LegFinding, SeriesFinding};
 use warden_pages::{Html, badge, style, words};
-use warden_policies::growth::Verdict;
+use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ByteSize, phrases};
 
 use super::summary::{OverallResult, headline};
 use super::table::{name, rows, verdict};
-use super::{CureReport, LegReport, Report, UntriedSwitch};
+use super::{CureReport, DiagnoseReport, LegReport, UntriedSwitch};
 use super::{curves, table};
 
-pub(super) fn page(report: &Report) -> String {
-    let findings: Vec<&Finding> = report.legs.iter().map(|leg| &leg.finding).collect();
+pub(super) fn page(report: &DiagnoseReport) -> String {
+    let findings: Vec<&LegFinding> = report.legs.iter().map(|leg| &leg.finding).collect();
     let mut html = Html::new();
     html.element("h1", &[], "llama-warden diagnose");
     let outlook = OverallResult::of(report);
@@ -59,7 +59,7 @@ pub(super) fn page(report: &Report) -> String {
     style::document("llama-warden diagnose", &html)
 }
 
-fn setup_facts(report: &Report, html: &mut Html) {
+fn setup_facts(report: &DiagnoseReport, html: &mut Html) {
     let about = &report.about;
     let own = [
         ("model", &about.model),
@@ -75,19 +75,19 @@ fn setup_facts(report: &Report, html: &mut Html) {
 }
 
 /// Explains the verdicts in the table, and the plots.
-fn verdict_meanings(findings: &[&Finding], html: &mut Html) {
+fn verdict_meanings(findings: &[&LegFinding], html: &mut Html) {
     let all = || findings.iter().flat_map(|finding| &finding.series);
-    let found = words::VERDICTS
+    let found = words::ALL_VERDICTS
         .into_iter()
         .filter(|verdict| all().any(|series| table::verdict(series) == verdict.as_str()));
-    let found: Vec<Verdict> = found.collect();
+    let found: Vec<GrowthVerdict> = found.collect();
     if found.is_empty() {
         return;
     }
     html.element("h3", &[], "What the words mean");
     let verdicts = found.into_iter().map(|verdict| (verdict.as_str(), words::verdict(verdict)));
     html.terms(
-        verdicts.chain(words::PLOT.into_iter().filter(|(word, _)| ["law", "declared"].contains(word))),
+        verdicts.chain(words::PLOT_TERMS.into_iter().filter(|(word, _)| ["law", "declared"].contains(word))),
     );
 }
 
@@ -140,8 +140,8 @@ fn table(html: &mut Html, rows: &[Vec<String>]) {
 }
 
 fn cell(row: &mut Html, value: &str, wide: usize) {
-    let known = words::VERDICTS.into_iter().find(|verdict| verdict.as_str() == value);
-    let says: warden_pages::html::Attributes<'_> =
+    let known = words::ALL_VERDICTS.into_iter().find(|verdict| verdict.as_str() == value);
+    let says: warden_pages::html::HtmlAttributes<'_> =
         if wide > 1 { &[("colspan", &wide), ("class", &"says")] } else { &[] };
     row.within("td", says, |cell| {
         match known {
@@ -151,7 +151,7 @@ fn cell(row: &mut Html, value: &str, wide: usize) {
     });
 }
 
-fn write_plots(report: &Report, leg: &LegReport, html: &mut Html) {
+fn write_plots(report: &DiagnoseReport, leg: &LegReport, html: &mut Html) {
     let finding = &leg.finding;
     html.element("h2", &[], name(finding));
     html.element(

@@ -2,16 +2,18 @@
 
 use std::fmt::Write as _;
 
-use warden_experiment::Finding;
+use warden_experiment::LegFinding;
 use warden_policies::phrases;
 use warden_policies::units::exact;
 
 use super::folder::ScriptSubject;
 use super::summary::{OverallResult, headline};
 use super::table::{MIB, name, rows};
-use super::{BetweenReport, CureReport, HeadroomReport, LegReport, Report, SurvivalReport, UntriedSwitch};
+use super::{
+    BetweenReport, CureReport, DiagnoseReport, HeadroomReport, LegReport, SurvivalReport, UntriedSwitch,
+};
 
-impl Report {
+impl DiagnoseReport {
     /// The report as Markdown. `shows`: subject of the script next to it. Writing to a `String` cannot fail.
     pub(super) fn markdown(&self, shows: ScriptSubject<'_>) -> String {
         let mut text = String::new();
@@ -75,7 +77,7 @@ impl Report {
     }
 
     fn measured(&self, text: &mut String) {
-        let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
+        let findings: Vec<&LegFinding> = self.legs.iter().map(|leg| &leg.finding).collect();
         if findings.is_empty() && self.skipped.is_empty() {
             return;
         }

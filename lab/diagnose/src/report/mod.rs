@@ -18,25 +18,25 @@ mod summary;
 mod table;
 
 use serde::{Deserialize, Serialize};
-use warden_experiment::{Finding, Reading};
-use warden_policies::recycle::Budget;
+use warden_experiment::{LegFinding, LegReading};
+use warden_policies::recycle::MemoryBudget;
 use warden_policies::{MemoryKind, secrets};
-use warden_supervisor::{Command, DeviceView};
+use warden_supervisor::{DeviceView, ServerCommand};
 
-pub use self::between::{BetweenReport, Revision};
+pub use self::between::{BetweenReport, RevisionLabel};
 pub use self::crash::SurvivalReport;
 pub use self::cure::{CommandChanges, CureReport, TrialSwitch, UntriedSwitch};
-pub use self::folder::{Folder, foreign_in};
-pub use self::headroom::{Foretold, HeadroomReport};
+pub use self::folder::{ReportFolder, foreign_in};
+pub use self::headroom::{HeadroomReport, PromptPrediction};
 pub use self::proof::ProofReport;
 pub use self::table::{notes, refusal, rows};
-use crate::experiment::{Outcome, Skipped};
-use crate::leg::Refused;
+use crate::experiment::{ExperimentOutcome, SkippedWorkload};
+use crate::leg::RefusedRequests;
 use crate::shell::quoted;
 
 /// Setup of the experiment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct About {
+pub struct ExperimentSetup {
     /// Version of llama-warden.
     pub warden: String,
     /// Start time, RFC 3339.
@@ -84,10 +84,10 @@ const INHERITED_PREFIXES: [&str; 16] = [
 /// Prefix of our own variables, which mean nothing to a plain llama-server.
 const OWN_PREFIX: &str = "LLAMA_WARDEN_";
 
-impl About {
+impl ExperimentSetup {
     /// Adds a command, without its secrets.
     #[must_use]
-    pub fn with_command(mut self, command: &Command) -> Self {
+    pub fn with_command(mut self, command: &ServerCommand) -> Self {
         // A model without a name is named by its address.
         self.model = secrets::addresses(&self.model);
         self.binary = command.binary.display().to_string();
@@ -110,7 +110,7 @@ impl About {
 
     /// Adds those of the variables that the command inherits, without secrets.
     #[must_use]
-    pub fn with_inherited(mut self, variables: &[(String, String)], command: &Command) -> Self {
+    pub fn with_inherited(mut self, variables: &[(String, String)], command: &ServerCommand) -> Self {
         let counts = |name: &str| {
             let other = command.env_remove.iter().chain(command.env.iter().map(|(name, _)| name));
             INHERITED_PREFIXES.iter().any(|start| name.starts_with(start))
@@ -137,7 +137,7 @@ impl About {
 pub struct LegReport {
     /// Verdicts and figures.
     #[serde(flatten)]
-    pub finding: Finding,
+    pub finding: LegFinding,
     /// Seconds from the spawn until the server was ready.
     pub ready_after_seconds: f64,
     /// Declared caches of the server, in sentences.
@@ -146,9 +146,9 @@ pub struct LegReport {
     pub vram_unknown: Option<String>,
     /// Requests that the server refused, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusedRequests>,
     /// All readings.
-    pub readings: Vec<Reading>,
+    pub readings: Vec<LegReading>,
 }
 
 /// The budget of one memory that a server like the tested one would have.
@@ -158,14 +158,14 @@ pub struct SeriesBudget {
     pub series: MemoryKind,
     /// Budget in bytes.
     #[serde(flatten)]
-    pub budget: Budget,
+    pub budget: MemoryBudget,
 }
 
 /// A whole report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct DiagnoseReport {
     /// Setup of the experiment.
-    pub about: About,
+    pub about: ExperimentSetup,
     /// True if any leg found a leak.
     pub leaks: bool,
     /// True if the server crashed in any leg.
@@ -176,7 +176,7 @@ pub struct Report {
     /// The legs.
     pub legs: Vec<LegReport>,
     /// Workloads that were not run, with reasons.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedWorkload>,
     /// The GPUs.
     pub devices: Vec<DeviceView>,
     /// Configured budgets of the model.
@@ -206,9 +206,9 @@ pub struct Report {
     pub attribution: Vec<String>,
 }
 
-impl Report {
+impl DiagnoseReport {
     /// The report of a finished experiment.
-    pub fn new(about: About, outcome: &Outcome) -> Self {
+    pub fn new(about: ExperimentSetup, outcome: &ExperimentOutcome) -> Self {
         let leg = |leg: &crate::LegResult| LegReport {
             finding: leg.finding.clone(),
             ready_after_seconds: leg.ready_after.as_secs_f64(),
@@ -238,7 +238,7 @@ impl Report {
 
     /// Notes on the table, a line each.
     pub fn notes(&self) -> Vec<String> {
-        let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
+        let findings: Vec<&LegFinding> = self.legs.iter().map(|leg| &leg.finding).collect();
         let refused = self.legs.iter().filter_map(|leg| Some(refusal(&leg.finding, leg.refused.as_ref()?)));
         let unknown = self.vram_unknown().map(|why| format!("VRAM is not known: {why}"));
         let all = notes(&findings).into_iter().chain(refused).chain(unknown);

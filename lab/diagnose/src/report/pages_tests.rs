@@ -3,20 +3,20 @@
 use std::fmt::Display;
 
 use serde_json::json;
-use warden_experiment::bisect::{Cost, Outcome as Cured, Track, TrialReport};
-use warden_experiment::crash::{Again, Crash, Run};
-use warden_experiment::headroom::{Peak, Setup};
-use warden_experiment::sequential::{Does, Judgement};
+use warden_experiment::bisect::{CureOutcome as Cured, SwitchCost, TrialReport, WorkloadMemory};
+use warden_experiment::crash::{CrashRecurrence, CrashRun, WorkloadCrash};
+use warden_experiment::headroom::{PromptPeak, ServerSetup};
+use warden_experiment::sequential::{SwitchEffect, SwitchJudgement};
 use warden_experiment::survive;
-use warden_experiment::{Ended, Workload};
+use warden_experiment::{LegEnd, Workload};
 use warden_policies::{GpuIndex, MemoryKind};
 
 use super::folder::ScriptSubject;
 use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
 use super::*;
 use crate::client::LabRequestError;
-use crate::error::Kind;
-use crate::headroom::{MeasuredMemory, PromptFailure, SmallerContext, Touched};
+use crate::error::RequiredCapability;
+use crate::headroom::{HeadroomMeasurement, MeasuredMemory, PromptFailure, SmallerContext};
 use crate::{DiagnoseError, LegResult};
 
 fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
@@ -29,27 +29,27 @@ fn cells(rows: &[Vec<String>]) -> String {
 }
 
 /// The output for an experiment on a terminal.
-fn told(outcome: &Outcome) -> String {
-    let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
-    let report = Report::new(About::default(), outcome);
+fn told(outcome: &ExperimentOutcome) -> String {
+    let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+    let report = DiagnoseReport::new(ExperimentSetup::default(), outcome);
     cells(&rows(&findings, &outcome.skipped)) + "\n" + &lines(report.notes())
 }
 
-fn of(legs: Vec<LegResult>) -> Outcome {
-    Outcome { legs, skipped: Vec::new(), interrupted: false, failed: false }
+fn of(legs: Vec<LegResult>) -> ExperimentOutcome {
+    ExperimentOutcome { legs, skipped: Vec::new(), interrupted: false, failed: false }
 }
 
 fn crashing() -> LegResult {
-    let run = |requests, died| Run { requests, died };
+    let run = |requests, died| CrashRun { requests, died };
     let mut leg = leg(Workload::SameImage, 0);
-    leg.finding.crash = Some(Crash {
+    leg.finding.crash = Some(WorkloadCrash {
         at_request: 22,
         why: "it died of signal 6 (SIGABRT)".to_owned(),
         lines: vec!["GGML_ASSERT(n > 1) failed".to_owned(), "ggml_abort".to_owned()],
         runs: vec![run(22, true), run(21, true), run(184, false)],
-        again: Again::Sometimes,
+        again: CrashRecurrence::Sometimes,
     });
-    leg.finding.ended = Ended::Crashed { why: "it died of signal 6 (SIGABRT)".to_owned() };
+    leg.finding.ended = LegEnd::Crashed { why: "it died of signal 6 (SIGABRT)".to_owned() };
     leg
 }
 
@@ -61,11 +61,11 @@ fn a_leak_is_told_beside_what_is_steady_and_what_was_not_run() {
 #[test]
 fn what_keeps_a_leg_from_being_judged_is_told() {
     let mut ended = [
-        Ended::OutOfTime,
-        Ended::OutOfMemory { why: "the machine has 100.0 MiB left".to_owned() },
-        Ended::Interrupted,
-        Ended::Killed { why: "signal 9 (SIGKILL)".to_owned() },
-        Ended::Failed { why: "5 requests in a row failed: 400: no".to_owned() },
+        LegEnd::OutOfTime,
+        LegEnd::OutOfMemory { why: "the machine has 100.0 MiB left".to_owned() },
+        LegEnd::Interrupted,
+        LegEnd::Killed { why: "signal 9 (SIGKILL)".to_owned() },
+        LegEnd::Failed { why: "5 requests in a row failed: 400: no".to_owned() },
     ]
     .map(|ended| {
         let mut leg = leg(Workload::LongText, 0);
@@ -73,7 +73,7 @@ fn what_keeps_a_leg_from_being_judged_is_told() {
         leg
     })
     .to_vec();
-    ended[0].refused = Some(Refused { requests: 5, why: "400: no images".to_owned() });
+    ended[0].refused = Some(RefusedRequests { requests: 5, why: "400: no images".to_owned() });
     ended.extend([short(Workload::ShortText), blind(Workload::Conversation)]);
     ended.push(leg(Workload::OutputLengths, 300 * 1024));
     insta::assert_snapshot!(told(&of(ended)));
@@ -81,7 +81,7 @@ fn what_keeps_a_leg_from_being_judged_is_told() {
 
 #[test]
 fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
-    let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
+    let report = DiagnoseReport { attribution: vec!["host grows, called in f".to_owned()], ..report() };
     insta::assert_snapshot!(report.markdown(ScriptSubject::Leg(report.legs.last().unwrap())));
 }
 
@@ -107,7 +107,7 @@ fn words(page: &str) -> String {
 
 #[test]
 fn the_page_of_a_leak_says_what_the_report_says() {
-    let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
+    let report = DiagnoseReport { attribution: vec!["host grows, called in f".to_owned()], ..report() };
     insta::assert_snapshot!(words(&report.html()));
 }
 
@@ -120,7 +120,7 @@ fn a_script_says_what_it_shows_and_how_it_is_run() {
 
 #[test]
 fn the_report_of_no_leak_says_how_far_was_looked() {
-    let report = Report::new(report().about, &of(vec![leg(Workload::LongText, 0)]));
+    let report = DiagnoseReport::new(report().about, &of(vec![leg(Workload::LongText, 0)]));
     insta::assert_snapshot!(report.markdown(ScriptSubject::Nothing));
 }
 
@@ -143,11 +143,11 @@ fn a_crash_is_told_with_what_stops_it() {
         workload: Workload::SameImage,
         switches: all.switches.clone(),
         not_tried: all.not_tried.clone(),
-        conclusion: survive::Conclusion {
+        conclusion: survive::SurvivalConclusion {
             outcome,
             cure: cure.to_vec(),
             doubt: (!cure.is_empty()).then_some(0.012),
-            without: vec![Run { requests: 22, died: true }, Run { requests: 21, died: true }],
+            without: vec![CrashRun { requests: 22, died: true }, CrashRun { requests: 21, died: true }],
             tokens_per_second: Some(90.0),
             trials: serde_json::from_value(trials.clone()).unwrap(),
             legs: 5,
@@ -155,31 +155,31 @@ fn a_crash_is_told_with_what_stops_it() {
         mitigations: Vec::new(),
         added: CommandChanges::default(),
     };
-    let stopped = survival(survive::Outcome::Cured, &[1]);
+    let stopped = survival(survive::SurvivalOutcome::Cured, &[1]);
     let others = [
-        survive::Outcome::NotCured,
-        survive::Outcome::NotAgain,
-        survive::Outcome::BaselineFailed { why: "it does not start".to_owned() },
-        survive::Outcome::Interrupted,
+        survive::SurvivalOutcome::NotCured,
+        survive::SurvivalOutcome::NotAgain,
+        survive::SurvivalOutcome::BaselineFailed { why: "it does not start".to_owned() },
+        survive::SurvivalOutcome::Interrupted,
     ];
     let others = others.map(|outcome| lines(survival(outcome, &[]).sentences())).concat();
     let text = told(&outcome) + "\n" + &cells(&stopped.rows()) + &lines(stopped.sentences()) + &others;
-    let report = Report { survival: vec![stopped], ..Report::new(report().about, &outcome) };
+    let report = DiagnoseReport { survival: vec![stopped], ..DiagnoseReport::new(report().about, &outcome) };
     insta::assert_snapshot!(text + "\n---\n" + &report.markdown(ScriptSubject::Nothing));
 }
 
 #[test]
 fn what_stops_a_leak_is_told_with_its_price() {
-    let track = |series| Track { workload: Workload::SameImage, series };
+    let track = |series| WorkloadMemory { workload: Workload::SameImage, series };
     let (host, vram) = (track(MemoryKind::Host), track(MemoryKind::Vram(GpuIndex(0))));
-    let judged = |does, with: f64| Judgement {
+    let judged = |does, with: f64| SwitchJudgement {
         does,
         share: Some(warden_policies::growth::IntervalEstimate { value: with / 4.0, low: 0.0, high: 1.0 }),
         without: Some(4.0 * 1_048_576.0),
         with: Some(with * 1_048_576.0),
     };
     let beside = json!({"with": 90.0, "without": 100.0, "slower": true});
-    let cost = Cost {
+    let cost = SwitchCost {
         tokens_per_second: serde_json::from_value(beside).unwrap(),
         first_token: serde_json::from_value(json!({"with": 0.21, "without": 0.2, "slower": false})).unwrap(),
     };
@@ -190,17 +190,17 @@ fn what_stops_a_leak_is_told_with_its_price() {
         cost,
         crashed: None,
     };
-    let (stops, nothing) = (judged(Does::Stops, 0.01), judged(Does::Nothing, 3.9));
-    let halves = judged(Does::Halves, 2.0);
-    let of = |outcome: Cured, switches: &[usize], stopped: &[Track]| {
+    let (stops, nothing) = (judged(SwitchEffect::Stops, 0.01), judged(SwitchEffect::Nothing, 3.9));
+    let halves = judged(SwitchEffect::Halves, 2.0);
+    let of = |outcome: Cured, switches: &[usize], stopped: &[WorkloadMemory]| {
         let mut report = cure(outcome, switches);
         report.conclusion.leaking = vec![host, vram];
         report.conclusion.stopped = stopped.to_vec();
         report.conclusion.by_track = vec![(host, vec![0])];
-        report
-            .conclusion
-            .trials
-            .extend([trial(&[1], nothing, halves, Cost::default()), trial(&[0, 1], stops, stops, cost)]);
+        report.conclusion.trials.extend([
+            trial(&[1], nothing, halves, SwitchCost::default()),
+            trial(&[0, 1], stops, stops, cost),
+        ]);
         report
     };
     let why = || "there are too few readings".to_owned();
@@ -222,14 +222,19 @@ fn what_stops_a_leak_is_told_with_its_price() {
 
 #[test]
 fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
-    let setup =
-        Setup { context: 8192, slots: 2, slot_context: 4096, sequence_context: Some(4096), ubatch: 512 };
+    let setup = ServerSetup {
+        context: 8192,
+        slots: 2,
+        slot_context: 4096,
+        sequence_context: Some(4096),
+        ubatch: 512,
+    };
     let of = |series, idle: u64, free, token: u64| MeasuredMemory {
         series,
         idle: idle * MIB,
         free,
         peaks: [(512, 1), (1024, 1), (2048, 1), (4096, 1), (4096, 2)]
-            .map(|(tokens, together)| Peak {
+            .map(|(tokens, together)| PromptPeak {
                 tokens,
                 together,
                 bytes: idle * MIB + tokens * u64::from(together) * token,
@@ -237,7 +242,7 @@ fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
             .to_vec(),
     };
     let vram = MemoryKind::Vram(GpuIndex(0));
-    let touched = Touched {
+    let touched = HeadroomMeasurement {
         setup,
         series: vec![of(MemoryKind::Host, 1000, None, 100), of(vram, 3000, Some(400 * MIB), 65_536)],
         broke: Some(PromptFailure { tokens: 4096, together: 2, why: "the server ended".to_owned() }),
@@ -246,24 +251,31 @@ fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
     };
     let headroom = HeadroomReport::new(touched, None, 64 * MIB);
     let text = cells(&headroom.rows()) + "\n" + &lines(headroom.sentences());
-    let empty = Report::new(report().about, &of_nothing());
-    let report = Report { headroom: Some(headroom), ..empty };
+    let empty = DiagnoseReport::new(report().about, &of_nothing());
+    let report = DiagnoseReport { headroom: Some(headroom), ..empty };
     insta::assert_snapshot!(text + "\n---\n" + &report.markdown(ScriptSubject::Nothing));
 }
 
-fn of_nothing() -> Outcome {
+fn of_nothing() -> ExperimentOutcome {
     of(Vec::new())
 }
 
 #[test]
 fn what_keeps_an_experiment_from_being_run_is_told() {
-    let failure = |lines: &[&str]| warden_supervisor::Failure {
+    let failure = |lines: &[&str]| warden_supervisor::BackendFailure {
         kind: warden_supervisor::FailureKind::BadModel,
         message: "the model could not be loaded".to_owned(),
         lines: lines.iter().map(|&line| line.to_owned()).collect(),
         failures: 1,
     };
-    let cannot = [Kind::Text, Kind::Vision, Kind::Audio, Kind::Embeddings, Kind::Any].map(|kind| {
+    let cannot = [
+        RequiredCapability::Text,
+        RequiredCapability::Vision,
+        RequiredCapability::Audio,
+        RequiredCapability::Embeddings,
+        RequiredCapability::Any,
+    ]
+    .map(|kind| {
         let why = kind.missing().to_owned();
         DiagnoseError::CannotDo { workload: Workload::Replay, why, kind }
     });

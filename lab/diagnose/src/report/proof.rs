@@ -1,8 +1,10 @@
 //! Reports a proof in words and as a table: the differences, and why a build may or may not replace another.
 
 use serde::{Deserialize, Serialize};
-use warden_experiment::between::Outcome;
-use warden_experiment::proof::{Answers, Growth, Metric, MetricRatio, Proof, ProofRuling, Side};
+use warden_experiment::between::RevisionOutcome;
+use warden_experiment::proof::{
+    AnswerComparison, BuildGrowth, BuildMetric, BuildProof, BuildSide, MetricRatio, ProofRuling,
+};
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind, phrases};
 
@@ -22,7 +24,7 @@ pub struct ProofReport {
     /// Other differences, a sentence each.
     pub notes: Vec<String>,
     /// All figures.
-    pub proof: Proof,
+    pub proof: BuildProof,
 }
 
 /// The head of the table.
@@ -32,7 +34,7 @@ const MAX_LISTED: usize = 12;
 
 impl ProofReport {
     /// The report of a proof of these programs.
-    pub fn new(old: String, new: String, proof: Proof) -> Self {
+    pub fn new(old: String, new: String, proof: BuildProof) -> Self {
         let (verdict, reasons, notes) = (proof.verdict(), reasons(&proof), notes(&proof));
         Self { old, new, verdict, reasons, notes, proof }
     }
@@ -99,12 +101,12 @@ impl ProofReport {
 }
 
 /// Why a build may not replace another.
-fn reasons(proof: &Proof) -> Vec<String> {
+fn reasons(proof: &BuildProof) -> Vec<String> {
     let mut all = Vec::new();
     if let Some(fault) = &proof.fault {
         let side = match fault.side {
-            Side::Old => "old",
-            Side::New => "new",
+            BuildSide::Old => "old",
+            BuildSide::New => "new",
         };
         all.push(format!("the {side} build: {}", fault.why));
     }
@@ -141,7 +143,7 @@ fn reasons(proof: &Proof) -> Vec<String> {
 }
 
 /// Differences that do not count against a build.
-fn notes(proof: &Proof) -> Vec<String> {
+fn notes(proof: &BuildProof) -> Vec<String> {
     let faces = &proof.faces;
     let mut all = Vec::new();
     let lists = [
@@ -174,7 +176,7 @@ fn notes(proof: &Proof) -> Vec<String> {
 }
 
 /// `9 of 11 equal, 97 % of the tokens, at most 0.02 nats apart`
-fn answers(answers: &Answers) -> String {
+fn answers(answers: &AnswerComparison) -> String {
     let mut text = format!("{} of {} equal", answers.equal, answers.asked);
     if answers.equal < answers.asked
         && let Some(agreement) = answers.agreement
@@ -193,51 +195,51 @@ fn answers(answers: &Answers) -> String {
     text
 }
 
-fn grown(growth: &Growth) -> String {
+fn grown(growth: &BuildGrowth) -> String {
     let found = &growth.conclusion;
     let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
     match &found.outcome {
-        Outcome::Found { .. } if found.ill_is_newer == Some(false) => format!("it ends {what}"),
-        Outcome::Found { .. } => {
+        RevisionOutcome::Found { .. } if found.ill_is_newer == Some(false) => format!("it ends {what}"),
+        RevisionOutcome::Found { .. } => {
             let rate =
                 found.judged.iter().rev().find_map(|one| one.judgement.as_ref().and_then(|one| one.without));
             let rate = rate.map_or_else(String::new, |rate| format!(", {} a request", phrases::grows(rate)));
             format!("it brings {what}{rate}")
         }
-        Outcome::Interrupted if found.ill_is_newer == Some(false) => {
+        RevisionOutcome::Interrupted if found.ill_is_newer == Some(false) => {
             format!("only the old build shows {what}")
         }
-        Outcome::EndFailed { newer, why } => {
+        RevisionOutcome::EndFailed { newer, why } => {
             format!("the {} build cannot do the work: {why}", if *newer { "new" } else { "old" })
         }
-        Outcome::BothIll => "both grow or die alike".to_owned(),
-        Outcome::NeitherIll { short: false, suspected: false } => "neither".to_owned(),
-        Outcome::Interrupted => "broken off".to_owned(),
+        RevisionOutcome::BothIll => "both grow or die alike".to_owned(),
+        RevisionOutcome::NeitherIll { short: false, suspected: false } => "neither".to_owned(),
+        RevisionOutcome::Interrupted => "broken off".to_owned(),
         _ => "cannot be told with so few readings (`--requests`)".to_owned(),
     }
 }
 
-pub(super) fn name(metric: Metric) -> String {
+pub(super) fn name(metric: BuildMetric) -> String {
     let memory = |kind| match kind {
         MemoryKind::Host => "host memory".to_owned(),
         MemoryKind::Vram(gpu) => format!("GPU {}", gpu.0),
     };
     match metric {
-        Metric::Start => "start".to_owned(),
-        Metric::Prefill => "prefill".to_owned(),
-        Metric::Decode => "decode".to_owned(),
-        Metric::FirstToken => "first token".to_owned(),
-        Metric::AtReady(kind) => format!("{}, ready", memory(kind)),
-        Metric::AtLongest(kind) => format!("{}, longest prompt", memory(kind)),
+        BuildMetric::Start => "start".to_owned(),
+        BuildMetric::Prefill => "prefill".to_owned(),
+        BuildMetric::Decode => "decode".to_owned(),
+        BuildMetric::FirstToken => "first token".to_owned(),
+        BuildMetric::AtReady(kind) => format!("{}, ready", memory(kind)),
+        BuildMetric::AtLongest(kind) => format!("{}, longest prompt", memory(kind)),
     }
 }
 
-pub(super) fn shown(metric: Metric, value: f64) -> String {
+pub(super) fn shown(metric: BuildMetric, value: f64) -> String {
     match metric {
-        Metric::Start | Metric::FirstToken if value < 1.0 => format!("{:.1} ms", value * 1000.0),
-        Metric::Start | Metric::FirstToken => format!("{value:.2} s"),
-        Metric::Prefill | Metric::Decode => format!("{:.1} t/s", 1.0 / value),
-        Metric::AtReady(_) | Metric::AtLongest(_) => ByteSize(scale(1, value)).to_string(),
+        BuildMetric::Start | BuildMetric::FirstToken if value < 1.0 => format!("{:.1} ms", value * 1000.0),
+        BuildMetric::Start | BuildMetric::FirstToken => format!("{value:.2} s"),
+        BuildMetric::Prefill | BuildMetric::Decode => format!("{:.1} t/s", 1.0 / value),
+        BuildMetric::AtReady(_) | BuildMetric::AtLongest(_) => ByteSize(scale(1, value)).to_string(),
     }
 }
 
@@ -252,7 +254,7 @@ pub(super) fn change(ratio: &MetricRatio) -> String {
         };
         return told.to_owned();
     };
-    let is_rate = matches!(ratio.metric, Metric::Prefill | Metric::Decode);
+    let is_rate = matches!(ratio.metric, BuildMetric::Prefill | BuildMetric::Decode);
     let share = |value: f64| if is_rate { 1.0 / value - 1.0 } else { value - 1.0 } * 100.0;
     let (low, high) = if is_rate { (interval.high, interval.low) } else { (interval.low, interval.high) };
     format!("{:+.1} % ({:+.1} to {:+.1})", share(interval.value), share(low), share(high))
@@ -269,11 +271,11 @@ fn list_names(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_experiment::between::{Conclusion, RevisionAim};
-    use warden_experiment::proof::{AnswerDifference, Fault, InterfaceComparison};
+    use warden_experiment::between::{RevisionAim, RevisionConclusion};
+    use warden_experiment::proof::{AnswerDifference, BuildFailure, InterfaceComparison};
     use warden_policies::growth::IntervalEstimate;
 
-    fn proof() -> Proof {
+    fn proof() -> BuildProof {
         let ratio = |metric, old, new, low, high, ruling| MetricRatio {
             metric,
             old,
@@ -288,8 +290,8 @@ mod tests {
             distance,
             refused: refused.map(str::to_owned),
         };
-        Proof {
-            answers: Answers {
+        BuildProof {
+            answers: AnswerComparison {
                 ruling: ProofRuling::Worse,
                 asked: 11,
                 equal: 8,
@@ -304,11 +306,11 @@ mod tests {
                 ],
             },
             ratios: vec![
-                ratio(Metric::Start, 0.8, 0.9, 1.0, 1.3, ProofRuling::Same),
-                ratio(Metric::Prefill, 0.001, 0.0012, 1.12, 1.3, ProofRuling::Worse),
-                ratio(Metric::Decode, 0.02, 0.018, 0.88, 0.93, ProofRuling::Better),
-                ratio(Metric::FirstToken, 0.012, 0.012, 0.7, 1.4, ProofRuling::Unknown),
-                ratio(Metric::AtReady(MemoryKind::Host), 5e8, 5.1e8, 1.0, 1.03, ProofRuling::Same),
+                ratio(BuildMetric::Start, 0.8, 0.9, 1.0, 1.3, ProofRuling::Same),
+                ratio(BuildMetric::Prefill, 0.001, 0.0012, 1.12, 1.3, ProofRuling::Worse),
+                ratio(BuildMetric::Decode, 0.02, 0.018, 0.88, 0.93, ProofRuling::Better),
+                ratio(BuildMetric::FirstToken, 0.012, 0.012, 0.7, 1.4, ProofRuling::Unknown),
+                ratio(BuildMetric::AtReady(MemoryKind::Host), 5e8, 5.1e8, 1.0, 1.03, ProofRuling::Same),
             ],
             faces: InterfaceComparison {
                 flags_gone: vec!["--draft".to_owned(), "--log-disable".to_owned()],
@@ -317,8 +319,8 @@ mod tests {
                 routes_gone: vec!["/infill".to_owned()],
                 routes_new: Vec::new(),
             },
-            growth: Some(Growth::of(Conclusion {
-                outcome: Outcome::NeitherIll { short: false, suspected: false },
+            growth: Some(BuildGrowth::of(RevisionConclusion {
+                outcome: RevisionOutcome::NeitherIll { short: false, suspected: false },
                 aim: RevisionAim::Growth,
                 symptom: None,
                 ill_is_newer: None,
@@ -339,9 +341,11 @@ mod tests {
     #[test]
     fn a_proof_is_a_table_a_verdict_and_its_reasons() {
         let mut text = String::new();
-        let fault =
-            Some(Fault { side: Side::New, why: "it did not start: it exited with code 1".to_owned() });
-        for proof in [proof(), Proof { fault, rounds: 0, ratios: Vec::new(), growth: None, ..proof() }] {
+        let fault = Some(BuildFailure {
+            side: BuildSide::New,
+            why: "it did not start: it exited with code 1".to_owned(),
+        });
+        for proof in [proof(), BuildProof { fault, rounds: 0, ratios: Vec::new(), growth: None, ..proof() }] {
             let report = ProofReport::new("old".to_owned(), "new".to_owned(), proof);
             for row in report.rows() {
                 text += &(row.join(" | ") + "\n");

@@ -4,19 +4,19 @@
 use std::path::Path;
 
 use serde_json::Value;
-use warden_experiment::crash::Crash;
-use warden_experiment::{Finding, Workload};
+use warden_experiment::crash::WorkloadCrash;
+use warden_experiment::{LegFinding, Workload};
 
-use super::folder::Folder;
+use super::folder::ReportFolder;
 use super::setup::{arguments, exports, files, is_name};
 use super::table::name;
-use super::{About, BetweenReport};
-use crate::client::Answer;
-use crate::proof::Sent;
+use super::{BetweenReport, ExperimentSetup};
+use crate::client::LabAnswer;
+use crate::proof::PublishedRequest;
 use crate::redact::Redactor;
-use crate::replay::Recording;
+use crate::replay::RequestRecording;
 use crate::shell::quoted;
-use crate::workload::{Facts, Script, Words};
+use crate::workload::{ServerLimits, TextGenerator, WorkloadScript};
 
 /// Limit of the steps that the script repeats.
 const MAX_STEPS: usize = 16;
@@ -26,13 +26,13 @@ const MAX_CRASH_STEPS: usize = 128;
 const MAX_REPLAYED: usize = 256;
 const MAX_REPLAYED_BYTES: usize = 16 << 20;
 /// Placeholder in a request for its number, which makes each text unique.
-const NUMBER: &str = "@N@";
+const NUMBER_MARK: &str = "@N@";
 /// Placeholder in a conversation for the number of the round: within one round, requests share their
 /// beginning.
 const ROUND_MARK: &str = "@ROUND@";
 /// A request of the script.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Request {
+pub(crate) struct ScriptRequest {
     /// URL path.
     path: String,
     pub(crate) body: String,
@@ -40,8 +40,8 @@ pub(crate) struct Request {
 
 /// The requests of a script.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Requests {
-    pub(crate) bodies: Vec<Request>,
+pub(crate) struct ScriptRequests {
+    pub(crate) bodies: Vec<ScriptRequest>,
     /// Number of concurrent requests.
     together: usize,
     /// A remark about the requests.
@@ -50,7 +50,7 @@ pub(crate) struct Requests {
 
 /// Environment of the tested server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Setting<'a> {
+pub(crate) struct ScriptEnvironment<'a> {
     /// Variables that the server must not inherit.
     pub(crate) removed: &'a [String],
     /// Base of relative paths.
@@ -59,23 +59,29 @@ pub(crate) struct Setting<'a> {
 
 /// The requests of a workload, with made-up answers where requests depend on answers. For a `crash`: all
 /// requests that led to it, in their order.
-pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&Crash>) -> Requests {
+pub(crate) fn requests(
+    workload: Workload,
+    folder: &ReportFolder<'_>,
+    crash: Option<&WorkloadCrash>,
+) -> ScriptRequests {
     if workload == Workload::Replay {
         return folder.replay.map(replayed).unwrap_or_default();
     }
-    let Folder { numbers, slots, n_ctx, tokens_per_word, .. } = *folder;
-    let Ok(mut script) = Script::new(workload, numbers, Facts { slots, n_ctx, tokens_per_word }, None) else {
-        return Requests::default();
+    let ReportFolder { numbers, slots, n_ctx, tokens_per_word, .. } = *folder;
+    let Ok(mut script) =
+        WorkloadScript::new(workload, numbers, ServerLimits { slots, n_ctx, tokens_per_word }, None)
+    else {
+        return ScriptRequests::default();
     };
-    let mut all = Requests::default();
+    let mut all = ScriptRequests::default();
     let led = crash.map(|crash| usize::try_from(crash.at_request).unwrap_or(usize::MAX).min(MAX_CRASH_STEPS));
     let mut left = MAX_REPLAYED_BYTES;
     for step in 0..=led.unwrap_or(MAX_STEPS) {
         let asks = script.next();
         // A conversation includes earlier answers; here they are words of ours, of the same length.
-        let text =
-            Words::new(tokens_per_word).text(u64::MAX - u64::try_from(step).unwrap_or(0), numbers.answer);
-        script.answered(&vec![Some(Answer { text, ..Answer::default() }); asks.len()]);
+        let text = TextGenerator::new(tokens_per_word)
+            .text(u64::MAX - u64::try_from(step).unwrap_or(0), numbers.answer);
+        script.answered(&vec![Some(LabAnswer { text, ..LabAnswer::default() }); asks.len()]);
         all.together = all.together.max(asks.len());
         // The first request is a warm-up and left out; a conversation needs its beginning.
         if step == 0 && led.is_none() && workload != Workload::Conversation {
@@ -84,7 +90,7 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
         for ask in asks {
             let Some(mut body) = ask.body else { continue };
             insert_marks(&mut body, workload == Workload::Conversation);
-            let request = Request { path: ask.path, body: body.to_string() };
+            let request = ScriptRequest { path: ask.path, body: body.to_string() };
             if led.is_some() {
                 let Some(rest) = left.checked_sub(request.body.len()) else { return all };
                 left = rest;
@@ -101,10 +107,10 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
 }
 
 /// The beginning of a recording, redacted in any case.
-fn replayed(recording: &Recording) -> Requests {
+fn replayed(recording: &RequestRecording) -> ScriptRequests {
     let redactor = Redactor::new();
     let mut left = MAX_REPLAYED_BYTES;
-    let mut all = Requests { together: 1, ..Requests::default() };
+    let mut all = ScriptRequests { together: 1, ..ScriptRequests::default() };
     for ask in recording.asks().iter().take(MAX_REPLAYED) {
         let body = ask.body.as_ref().and_then(|body| redactor.body(body)).map(|body| body.to_string());
         let Some(body) = body else { continue };
@@ -112,7 +118,7 @@ fn replayed(recording: &Recording) -> Requests {
         left = rest;
         // A query may name persons.
         let path = ask.path.split('?').next().unwrap_or_default().to_owned();
-        all.bodies.push(Request { path, body });
+        all.bodies.push(ScriptRequest { path, body });
     }
     if all.bodies.len() < recording.len() {
         all.note = Some(format!("{} of {} requests of a recording.", all.bodies.len(), recording.len()));
@@ -120,9 +126,10 @@ fn replayed(recording: &Recording) -> Requests {
     all
 }
 
-impl From<&[Sent]> for Requests {
-    fn from(all: &[Sent]) -> Self {
-        let body = |one: &Sent| Request { path: one.path.clone(), body: one.body.to_string() };
+impl From<&[PublishedRequest]> for ScriptRequests {
+    fn from(all: &[PublishedRequest]) -> Self {
+        let body =
+            |one: &PublishedRequest| ScriptRequest { path: one.path.clone(), body: one.body.to_string() };
         Self { bodies: all.iter().map(body).collect(), together: 1, note: None }
     }
 }
@@ -131,7 +138,7 @@ impl From<&[Sent]> for Requests {
 /// before the first text.
 fn insert_marks(body: &mut Value, is_conversation: bool) {
     if let Some(Value::String(text)) = body.get_mut("prompt") {
-        text.insert_str(0, &format!("{NUMBER} "));
+        text.insert_str(0, &format!("{NUMBER_MARK} "));
         return;
     }
     let messages = body.get_mut("messages").and_then(Value::as_array_mut);
@@ -146,12 +153,17 @@ fn insert_marks(body: &mut Value, is_conversation: bool) {
         _ => None,
     };
     if let Some(text) = text {
-        text.insert_str(0, &format!("{} ", if is_conversation { ROUND_MARK } else { NUMBER }));
+        text.insert_str(0, &format!("{} ", if is_conversation { ROUND_MARK } else { NUMBER_MARK }));
     }
 }
 
 /// The script. `finding`: the result to reproduce.
-pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, setting: &Setting<'_>) -> String {
+pub(crate) fn script(
+    about: &ExperimentSetup,
+    finding: &LegFinding,
+    requests: &ScriptRequests,
+    setting: &ScriptEnvironment<'_>,
+) -> String {
     let shown = finding.series.iter().filter_map(|found| {
         let rate = found.per_request?.value / 1024.0;
         Some(format!("#   {}: {}, {rate:+.0} KiB a request\n", found.series, found.verdict.as_str()))
@@ -186,10 +198,10 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
 
 /// The script that shows the answers to some requests, and their speed.
 pub(crate) fn visiting(
-    about: &About,
+    about: &ExperimentSetup,
     between: Option<&BetweenReport>,
-    requests: &Requests,
-    setting: &Setting<'_>,
+    requests: &ScriptRequests,
+    setting: &ScriptEnvironment<'_>,
 ) -> String {
     let told = between.iter().flat_map(|between| between.sentences());
     let told = told.map(|line| format!("#   {}\n", line.replace('\n', " ")));
@@ -212,10 +224,10 @@ const MEMORY_SECTION: &str = "# Anonymous memory of the process";
 /// Fills in the parts common to all scripts.
 fn fill_template(
     text: &str,
-    about: &About,
+    about: &ExperimentSetup,
     more: &str,
-    requests: &Requests,
-    setting: &Setting<'_>,
+    requests: &ScriptRequests,
+    setting: &ScriptEnvironment<'_>,
 ) -> String {
     let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
     let paths = requests.bodies.iter().enumerate();
@@ -262,7 +274,7 @@ mod tests {
     #[test]
     fn a_conversation_takes_turns_and_is_sent_on_all_slots_at_once() {
         let numbers = &warden_policies::defaults().diagnose;
-        let folder = Folder {
+        let folder = ReportFolder {
             numbers,
             removed: &[],
             directory: Path::new("/"),
@@ -286,18 +298,18 @@ mod tests {
 
     #[test]
     fn a_marker_in_the_subject_of_a_commit_is_a_part_of_the_subject() {
-        use crate::report::Revision;
-        use warden_experiment::between::{Conclusion, Outcome, RevisionAim};
+        use crate::report::RevisionLabel;
+        use warden_experiment::between::{RevisionAim, RevisionConclusion, RevisionOutcome};
 
         let subject = "server : @PATHS@ @SHOWN@ @ARGS@ [REQUESTS]";
-        let revision = Revision {
+        let revision = RevisionLabel {
             commit: "a".repeat(40),
             label: "b1".to_owned(),
             date: String::new(),
             subject: subject.to_owned(),
         };
-        let conclusion = Conclusion {
-            outcome: Outcome::Found { revision: 1 },
+        let conclusion = RevisionConclusion {
+            outcome: RevisionOutcome::Found { revision: 1 },
             aim: RevisionAim::Answers,
             symptom: None,
             ill_is_newer: Some(true),
@@ -310,9 +322,10 @@ mod tests {
             legs: 0,
         };
         let between = BetweenReport { repository: String::new(), line: vec![revision; 2], conclusion };
-        let sent = [Sent { path: "/completion".to_owned(), body: Value::Null }];
-        let setting = Setting { removed: &[], directory: Path::new("/") };
-        let text = visiting(&About::default(), Some(&between), &Requests::from(&sent[..]), &setting);
+        let sent = [PublishedRequest { path: "/completion".to_owned(), body: Value::Null }];
+        let setting = ScriptEnvironment { removed: &[], directory: Path::new("/") };
+        let text =
+            visiting(&ExperimentSetup::default(), Some(&between), &ScriptRequests::from(&sent[..]), &setting);
         assert!(text.contains(&format!("{subject}\n")), "{text}");
         assert_eq!(text.matches("0) path=").count(), 1, "{text}");
     }
@@ -321,7 +334,7 @@ mod tests {
     fn a_recording_is_sent_on_without_what_it_says() {
         let line = r#"{"path": "/completion?key=1", "body": {"prompt": "a secret", "n_predict": 2}}"#;
         let lines = format!("{line}\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n");
-        let all = replayed(&Recording::parse(&lines).unwrap());
+        let all = replayed(&RequestRecording::parse(&lines).unwrap());
         assert!(!all.bodies[0].body.contains("secret") && all.bodies[0].path == "/completion", "{all:?}");
         assert_eq!(all.note.as_deref(), Some("1 of 2 requests of a recording."));
     }

@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::About;
+use super::ExperimentSetup;
 use crate::shell::quoted;
 use warden_policies::secrets::is_hidden;
 
 /// A file whose path differs on the machine of the script's user.
-struct File {
+struct ScriptFile {
     /// The script's variable with the user's path.
     name: &'static str,
     /// llama-server's flags for the file; the first is used where none was given.
@@ -19,14 +19,14 @@ struct File {
     address: ([&'static str; 2], &'static str),
 }
 
-const SCRIPT_FILES: [File; 2] = [
-    File {
+const SCRIPT_FILES: [ScriptFile; 2] = [
+    ScriptFile {
         name: "MODEL",
         flags: ["-m", "--model"],
         variable: "LLAMA_ARG_MODEL",
         address: (["-mu", "--model-url"], "LLAMA_ARG_MODEL_URL"),
     },
-    File {
+    ScriptFile {
         name: "MMPROJ",
         flags: ["-mm", "--mmproj"],
         variable: "LLAMA_ARG_MMPROJ",
@@ -37,16 +37,16 @@ const SCRIPT_FILES: [File; 2] = [
 const SECRET_FLAGS: [&str; 2] = ["--api-key", "--api-key-file"];
 
 /// The option that named a file.
-enum Source {
+enum FileOption {
     Flag(PathBuf),
     Variable(PathBuf),
     /// An address with secrets.
     Secret,
 }
 
-impl File {
+impl ScriptFile {
     /// The option that llama-server uses: a flag takes precedence over a variable.
-    fn source(&self, about: &About, directory: &Path) -> Option<Source> {
+    fn source(&self, about: &ExperimentSetup, directory: &Path) -> Option<FileOption> {
         let flag = |flags: &[&str]| {
             let at = about.args.iter().rposition(|word| flags.contains(&word.as_str()))?;
             about.args.get(at + 1)
@@ -56,13 +56,13 @@ impl File {
             all.find_map(|(known, value)| (known == name).then_some(value)).filter(|value| !value.is_empty())
         };
         if let Some(file) = flag(&self.flags) {
-            return Some(Source::Flag(directory.join(file)));
+            return Some(FileOption::Flag(directory.join(file)));
         }
         if let Some(file) = variable(self.variable) {
-            return Some(Source::Variable(directory.join(file)));
+            return Some(FileOption::Variable(directory.join(file)));
         }
         let address = flag(&self.address.0).or_else(|| variable(self.address.1))?;
-        is_hidden(address).then_some(Source::Secret)
+        is_hidden(address).then_some(FileOption::Secret)
     }
 
     /// The script's variable with the final path.
@@ -73,7 +73,7 @@ impl File {
 
 /// Flags and values without secrets, which are hidden and cannot be passed. Files have absolute paths, or
 /// variables.
-pub(super) fn arguments(about: &About, directory: &Path) -> String {
+pub(super) fn arguments(about: &ExperimentSetup, directory: &Path) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut before = "";
     for word in &about.args {
@@ -87,7 +87,7 @@ pub(super) fn arguments(about: &About, directory: &Path) -> String {
         before = word;
     }
     for file in
-        SCRIPT_FILES.iter().filter(|file| matches!(file.source(about, directory), Some(Source::Secret)))
+        SCRIPT_FILES.iter().filter(|file| matches!(file.source(about, directory), Some(FileOption::Secret)))
     {
         words.extend([file.flags[0].to_owned(), file.value()]);
     }
@@ -102,15 +102,15 @@ fn whole(word: &str, before: &str, directory: &Path) -> String {
 }
 
 /// Shell variables for the files that lie elsewhere on another machine.
-pub(super) fn files(about: &About, directory: &Path) -> String {
-    let line = |file: &File| {
+pub(super) fn files(about: &ExperimentSetup, directory: &Path) -> String {
+    let line = |file: &ScriptFile| {
         let (name, theirs) = (file.name.to_lowercase(), file.name);
         Some(match file.source(about, directory)? {
-            Source::Flag(path) | Source::Variable(path) => {
+            FileOption::Flag(path) | FileOption::Variable(path) => {
                 let path = quoted(&path.to_string_lossy());
                 format!("{name}={path}\n[ -z \"${{{theirs}:-}}\" ] || {name}=${theirs}\n")
             }
-            Source::Secret => {
+            FileOption::Secret => {
                 format!("{name}=${{{theirs}:?name the file: where it came from looks like a secret}}\n")
             }
         })
@@ -119,12 +119,12 @@ pub(super) fn files(about: &About, directory: &Path) -> String {
 }
 
 /// Variables that were set for the server or inherited, except secrets.
-pub(super) fn exports(about: &About, directory: &Path) -> String {
+pub(super) fn exports(about: &ExperimentSetup, directory: &Path) -> String {
     let given = |name: &str| {
-        let is_it = |file: &&File| {
-            file.variable == name && matches!(file.source(about, directory), Some(Source::Variable(_)))
+        let is_it = |file: &&ScriptFile| {
+            file.variable == name && matches!(file.source(about, directory), Some(FileOption::Variable(_)))
         };
-        SCRIPT_FILES.iter().find(is_it).map(File::value)
+        SCRIPT_FILES.iter().find(is_it).map(ScriptFile::value)
     };
     let all = || about.inherited.iter().chain(&about.env).filter(|(name, _)| is_name(name));
     let (hidden, told): (Vec<_>, Vec<_>) = all().partition(|(_, value)| is_hidden(value));
@@ -145,15 +145,15 @@ pub(super) fn is_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_supervisor::Command;
+    use warden_supervisor::ServerCommand;
 
     const HERE: &str = "/here";
 
-    fn about(args: &[&str], env: &[(&str, &str)]) -> About {
+    fn about(args: &[&str], env: &[(&str, &str)]) -> ExperimentSetup {
         let args = args.iter().map(|&word| word.to_owned()).collect();
         let env = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let command = Command { args, env, ..Command::bare("x".into()) };
-        About::default().with_command(&command)
+        let command = ServerCommand { args, env, ..ServerCommand::bare("x".into()) };
+        ExperimentSetup::default().with_command(&command)
     }
 
     #[test]
@@ -205,10 +205,10 @@ mod tests {
     #[test]
     fn what_was_inherited_is_given_and_secrets_are_only_named() {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let own = Command {
+        let own = ServerCommand {
             env: vec![pair("MALLOC_ARENA_MAX", "2"), pair("HF_TOKEN", "hush")],
             env_remove: vec!["CUDA_GONE".to_owned()],
-            ..Command::bare("x".into())
+            ..ServerCommand::bare("x".into())
         };
         let all = [
             pair("LLAMA_ARG_N_PARALLEL", "3"),
@@ -219,7 +219,7 @@ mod tests {
             pair("LLAMA_WARDEN_X", "1"),
             pair("HOME", "/root"),
         ];
-        let about = About::default().with_command(&own).with_inherited(&all, &own);
+        let about = ExperimentSetup::default().with_command(&own).with_inherited(&all, &own);
         assert_eq!(
             exports(&about, Path::new(HERE)),
             "export GGML_CUDA_FORCE='a b'\nexport LLAMA_ARG_N_PARALLEL=3\nexport MALLOC_ARENA_MAX=2\n# LLAMA_API_KEY was \

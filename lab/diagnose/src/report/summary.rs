@@ -1,14 +1,14 @@
 //! The result in a sentence or two, for the top of a page. Claims no more than was measured.
 
 use warden_experiment::between::RevisionAim;
-use warden_experiment::{Ended, Finding, SeriesFinding};
-use warden_pages::Tone;
-use warden_policies::growth::Verdict;
+use warden_experiment::{LegEnd, LegFinding, SeriesFinding};
+use warden_pages::BadgeTone;
+use warden_policies::growth::GrowthVerdict;
 use warden_policies::phrases::grows;
 
 use super::crash::crashed;
 use super::table::name;
-use super::{BetweenReport, HeadroomReport, Report};
+use super::{BetweenReport, DiagnoseReport, HeadroomReport};
 
 /// Overall result of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +34,12 @@ pub(super) enum OverallResult {
 }
 
 impl OverallResult {
-    pub(super) fn of(report: &Report) -> Self {
+    pub(super) fn of(report: &DiagnoseReport) -> Self {
         let all = || report.legs.iter().flat_map(|leg| &leg.finding.series);
         match all().map(|found| found.verdict).max() {
             _ if report.legs.iter().any(|leg| leg.finding.crash.is_some()) => Self::Crashes,
-            Some(Verdict::Leaking) => Self::Leaks,
-            Some(Verdict::Suspected) => Self::Suspected,
+            Some(GrowthVerdict::Leaking) => Self::Leaks,
+            Some(GrowthVerdict::Suspected) => Self::Suspected,
             _ if report.legs.is_empty() => match report.between.as_ref().map(|one| one.conclusion.aim) {
                 Some(RevisionAim::Slowdown) => Self::Slower,
                 Some(RevisionAim::Answers) => Self::Otherwise,
@@ -52,12 +52,12 @@ impl OverallResult {
     }
 
     /// The colour; the sentence has the meaning.
-    pub(super) const fn tone(self) -> Tone {
+    pub(super) const fn tone(self) -> BadgeTone {
         match self {
-            Self::Crashes | Self::Leaks => Tone::Bad,
-            Self::Suspected | Self::Slower | Self::Otherwise => Tone::Warn,
-            Self::Clean => Tone::Good,
-            Self::CleanHost | Self::TooFew | Self::NotRun => Tone::Idle,
+            Self::Crashes | Self::Leaks => BadgeTone::Bad,
+            Self::Suspected | Self::Slower | Self::Otherwise => BadgeTone::Warn,
+            Self::Clean => BadgeTone::Good,
+            Self::CleanHost | Self::TooFew | Self::NotRun => BadgeTone::Idle,
         }
     }
 
@@ -82,7 +82,7 @@ fn tells(found: &SeriesFinding) -> bool {
 }
 
 /// The findings, a sentence a line.
-pub(super) fn headline(report: &Report) -> Vec<String> {
+pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     let mut lines = Vec::new();
     let tool = report.about.under.iter().map(|tool| {
         format!("the server ran under `{tool}`: memory is that of both, and what grows may be the tool's")
@@ -94,7 +94,7 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
         for found in finding.series.iter().filter(|found| found.verdict.grows()) {
             let rate = found.per_request.map_or_else(|| "?".to_owned(), |slope| grows(slope.value));
             let sure = match found.verdict {
-                Verdict::Leaking => "without a sign of an end",
+                GrowthVerdict::Leaking => "without a sign of an end",
                 _ => "which may be a leak: a longer run tells",
             };
             lines.push(format!("{} under {}: {rate} a request, {sure}", found.series, name(finding)));
@@ -109,8 +109,8 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
     lines.splice(0..0, crashes);
     for finding in findings() {
         match &finding.ended {
-            Ended::Failed { why } => lines.push(format!("the server failed under {}: {why}", name(finding))),
-            Ended::Killed { why } => {
+            LegEnd::Failed { why } => lines.push(format!("the server failed under {}: {why}", name(finding))),
+            LegEnd::Killed { why } => {
                 lines.push(format!("somebody else ended the server under {}: {why}", name(finding)));
             }
             _ => {}
@@ -129,9 +129,9 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
 }
 
 /// Without a finding: the extent of the search.
-fn quiet(report: &Report) -> Option<String> {
-    let names = |all: &[&Finding]| all.iter().map(|finding| name(finding)).collect::<Vec<_>>().join(", ");
-    let (told, short): (Vec<&Finding>, Vec<&Finding>) =
+fn quiet(report: &DiagnoseReport) -> Option<String> {
+    let names = |all: &[&LegFinding]| all.iter().map(|finding| name(finding)).collect::<Vec<_>>().join(", ");
+    let (told, short): (Vec<&LegFinding>, Vec<&LegFinding>) =
         report.legs.iter().map(|leg| &leg.finding).partition(|finding| finding.series.iter().any(tells));
     let unknown = report.vram_unknown();
     let nothing = if unknown.is_some() { "nothing leaks in host memory" } else { "nothing leaks" };

@@ -1,18 +1,18 @@
 //! The table for terminal and page, and its notes. Findings in, text out.
 
-use warden_experiment::{Ended, Finding, GrowthEnd, SeriesFinding};
+use warden_experiment::{GrowthEnd, LegEnd, LegFinding, SeriesFinding};
 use warden_policies::MemoryKind;
-use warden_policies::growth::{GrowthBlame, IntervalEstimate, Verdict};
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, IntervalEstimate};
 use warden_policies::phrases::grows;
 use warden_policies::units;
 
 use super::crash::{lines as told, short};
-use crate::experiment::Skipped;
-use crate::leg::Refused;
+use crate::experiment::SkippedWorkload;
+use crate::leg::RefusedRequests;
 
 pub(super) const MIB: f64 = units::exact(units::MIB);
 
-pub(super) const HEAD: [&str; 9] = [
+pub(super) const TABLE_HEAD: [&str; 9] = [
     "WORKLOAD",
     "REQUESTS",
     "MEMORY",
@@ -25,8 +25,8 @@ pub(super) const HEAD: [&str; 9] = [
 ];
 
 /// The cells; the first row is the head.
-pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
-    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
+pub fn rows(legs: &[&LegFinding], skipped: &[SkippedWorkload]) -> Vec<Vec<String>> {
+    let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
     for leg in legs {
         if leg.series.is_empty() && leg.crash.is_none() {
             rows.push(vec![name(leg), leg.requests.to_string(), ended(&leg.ended)]);
@@ -58,7 +58,7 @@ pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
 }
 
 /// The workload, and whether the leg ran without the prompt cache.
-pub(super) fn name(leg: &Finding) -> String {
+pub(super) fn name(leg: &LegFinding) -> String {
     if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
 }
 
@@ -114,20 +114,20 @@ fn blame(found: &SeriesFinding) -> String {
 }
 
 /// Describes an unusual end of a leg.
-fn ended(ended: &Ended) -> String {
+fn ended(ended: &LegEnd) -> String {
     match ended {
         // A crash has a section of its own.
-        Ended::Complete | Ended::Early | Ended::Crashed { .. } => String::new(),
-        Ended::OutOfTime => "ended: the time for a leg was over".to_owned(),
-        Ended::OutOfMemory { why } => format!("ended: {why}"),
-        Ended::Interrupted => "interrupted".to_owned(),
-        Ended::Killed { why } => format!("ended: somebody else ended the server: {why}"),
-        Ended::Failed { why } => format!("the server failed: {why}"),
+        LegEnd::Complete | LegEnd::Early | LegEnd::Crashed { .. } => String::new(),
+        LegEnd::OutOfTime => "ended: the time for a leg was over".to_owned(),
+        LegEnd::OutOfMemory { why } => format!("ended: {why}"),
+        LegEnd::Interrupted => "interrupted".to_owned(),
+        LegEnd::Killed { why } => format!("ended: somebody else ended the server: {why}"),
+        LegEnd::Failed { why } => format!("the server failed: {why}"),
     }
 }
 
 /// Notes on the legs, a line each.
-pub fn notes(legs: &[&Finding]) -> Vec<String> {
+pub fn notes(legs: &[&LegFinding]) -> Vec<String> {
     let mut lines = Vec::new();
     for leg in legs {
         lines.extend(leg.crash.iter().flat_map(|crash| told(leg, crash)));
@@ -160,8 +160,8 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
 }
 
 /// Describes refused requests of a leg.
-pub fn refusal(leg: &Finding, refused: &Refused) -> String {
-    let Refused { requests, why } = refused;
+pub fn refusal(leg: &LegFinding, refused: &RefusedRequests) -> String {
+    let RefusedRequests { requests, why } = refused;
     format!(
         "{}: the server refused {requests} of its requests, and they are not counted; the last: {why}",
         name(leg)
@@ -175,15 +175,15 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
     let slope = found.per_request?;
     let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
     match (found.verdict, found.settles) {
-        (Verdict::Steady | Verdict::Suspected, GrowthEnd::No) if slope.value >= found.sees => {
+        (GrowthVerdict::Steady | GrowthVerdict::Suspected, GrowthEnd::No) if slope.value >= found.sees => {
             Some("it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger number".to_owned())
         }
-        (Verdict::Steady | Verdict::Suspected, GrowthEnd::No) => Some(format!(
+        (GrowthVerdict::Steady | GrowthVerdict::Suspected, GrowthEnd::No) => Some(format!(
             "it grows to the end, and too slowly for so few requests: a leak is told from {:.2} MiB a request on; give \
              `--requests` a larger number",
             found.sees / MIB
         )),
-        (Verdict::Bounded, GrowthEnd::Unknown | GrowthEnd::No) => {
+        (GrowthVerdict::Bounded, GrowthEnd::Unknown | GrowthEnd::No) => {
             let fills = match pooled {
             Some(pooled) if pooled >= slope.value => {
                 "all of its growth goes into what the server keeps on purpose, which is not full yet".to_owned()
@@ -200,7 +200,7 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
             let cache = found.series == MemoryKind::Host;
             Some(if cache { format!("{fills}. To bound the prompt cache, give the server `--cache-ram 512` (MiB)") } else { fills })
         }
-        (Verdict::Leaking | Verdict::Suspected, _) => match &found.blame {
+        (GrowthVerdict::Leaking | GrowthVerdict::Suspected, _) => match &found.blame {
             Some(GrowthBlame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
             _ => None,
         },
@@ -216,7 +216,7 @@ mod tests {
     fn what_is_nothing_for_a_request_is_nothing_for_its_tokens() {
         let found = |low: f64| SeriesFinding {
             series: MemoryKind::Host,
-            verdict: Verdict::Steady,
+            verdict: GrowthVerdict::Steady,
             per_request: Some(IntervalEstimate { value: 2048.0, low, high: 4096.0 }),
             pooled_per_request: None,
             per_prompt_token: Some(30.0),
@@ -234,11 +234,11 @@ mod tests {
             (per_request(&found.per_request.unwrap()), per_token(&found, found.per_prompt_token))
         };
         assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
-        let short = SeriesFinding { verdict: Verdict::Warming, per_request: None, ..found(1.0) };
+        let short = SeriesFinding { verdict: GrowthVerdict::Warming, per_request: None, ..found(1.0) };
         assert!(note(&short, 64).is_some_and(|note| note.contains("give `--requests 64`")));
         assert_eq!((verdict(&short), verdict(&SeriesFinding { sees: f64::MAX, ..found(1.0) })), ("?", "?"));
         assert_eq!(verdict(&found(1.0)), "steady");
-        let cache = SeriesFinding { verdict: Verdict::Bounded, ..found(1.0) };
+        let cache = SeriesFinding { verdict: GrowthVerdict::Bounded, ..found(1.0) };
         assert!(note(&cache, 64).is_some_and(|note| note.contains("`--cache-ram 512`")));
         assert_eq!(cells(found(1.0)), ("+0.00 MiB".to_owned(), "+30 B".to_owned()));
     }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use warden_experiment::bisect;
-use warden_experiment::{Ended, Judge, Next, Speed, Workload};
-use warden_policies::growth::{GrowthBlame, Unit, Verdict};
-use warden_policies::sample::{HostMemory, Sample, SampleEdge, Work};
+use warden_experiment::{LegDecision, LegEnd, LegJudge, LegSpeed, Workload};
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, WorkUnit};
+use warden_policies::sample::{BackendSample, HostMemory, SampleEdge, WorkDone};
 use warden_policies::{MemoryKind, defaults};
 
 use super::folder::ScriptSubject;
@@ -15,11 +15,12 @@ use crate::LegResult;
 pub(super) const MIB: u64 = 1 << 20;
 
 pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
-    let mut judge = Judge::new(workload, 120, &defaults().growth, &defaults().diagnose);
+    let mut judge = LegJudge::new(workload, 120, &defaults().growth, &defaults().diagnose);
     for n in 1..=120 {
-        let work = Work { requests: n, prompt_tokens: 40 * n, output_tokens: 32 * n, ..Work::default() };
+        let work =
+            WorkDone { requests: n, prompt_tokens: 40 * n, output_tokens: 32 * n, ..WorkDone::default() };
         let host = HostMemory { anon: 100 * MIB + n * leak + n * 7919 % 61 * 4096, ..HostMemory::default() };
-        let sample = Sample {
+        let sample = BackendSample {
             at: Duration::from_millis(n),
             edge: SampleEdge::Idle,
             host: Some(host),
@@ -30,12 +31,12 @@ pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
             largest_prompt: 40,
             reclaims: 0,
         };
-        if judge.observe(sample, 0, None) == Next::Decided {
+        if judge.observe(sample, 0, None) == LegDecision::Decided {
             break;
         }
     }
     LegResult {
-        finding: judge.finding(Speed::default(), Ended::Early),
+        finding: judge.finding(LegSpeed::default(), LegEnd::Early),
         readings: judge.readings().to_vec(),
         props: warden_supervisor::SoloProps::default(),
         allowance: Vec::new(),
@@ -50,28 +51,37 @@ pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
     }
 }
 
-pub(super) fn outcome() -> Outcome {
+pub(super) fn outcome() -> ExperimentOutcome {
     let mut leaking = leg(Workload::SameImage, 4 * MIB);
     leaking.finding.series[0].blame =
-        Some(GrowthBlame::Pays { unit: Unit::Image, bytes_per_unit: 4.42 * 1_048_576.0, share: 0.98 });
-    let skipped = vec![Skipped { workload: Workload::Audio, why: "the server takes no <audio>".to_owned() }];
-    Outcome { legs: vec![leg(Workload::ShortText, 0), leaking], skipped, interrupted: false, failed: false }
+        Some(GrowthBlame::Pays { unit: WorkUnit::Image, bytes_per_unit: 4.42 * 1_048_576.0, share: 0.98 });
+    let skipped =
+        vec![SkippedWorkload { workload: Workload::Audio, why: "the server takes no <audio>".to_owned() }];
+    ExperimentOutcome {
+        legs: vec![leg(Workload::ShortText, 0), leaking],
+        skipped,
+        interrupted: false,
+        failed: false,
+    }
 }
 
-pub(super) fn report() -> Report {
-    let command = Command {
+pub(super) fn report() -> DiagnoseReport {
+    let command = ServerCommand {
         args: ["-m", "a b.gguf", "--api-key", "hush"].map(str::to_owned).to_vec(),
         env: vec![("HF_TOKEN".to_owned(), "hush".to_owned()), ("A".to_owned(), "1".to_owned())],
-        ..Command::bare("/opt/llama-server".into())
+        ..ServerCommand::bare("/opt/llama-server".into())
     };
-    Report::new(About { model: "m".to_owned(), ..About::default() }.with_command(&command), &outcome())
+    DiagnoseReport::new(
+        ExperimentSetup { model: "m".to_owned(), ..ExperimentSetup::default() }.with_command(&command),
+        &outcome(),
+    )
 }
 
 #[test]
 fn a_report_survives_json_and_keeps_secrets_to_itself() {
     let report = report();
     let text = serde_json::to_string(&report).unwrap();
-    let read: Report = serde_json::from_str(&text).unwrap();
+    let read: DiagnoseReport = serde_json::from_str(&text).unwrap();
     // The last digit of a fraction may differ.
     assert_eq!((read.legs.len(), &read.about, &read.skipped), (2, &report.about, &report.skipped));
     assert_eq!(read.legs[1].readings, report.legs[1].readings);
@@ -149,13 +159,13 @@ fn each_name_of_the_head_has_its_value_beside_it_however_long_that_is() {
 #[test]
 fn a_plot_has_the_law_with_its_band_what_is_declared_budgets_and_what_happened() {
     let mut report = report();
-    let budget = Budget { soft: Some(300 * MIB), hard: Some(400 * MIB) };
+    let budget = MemoryBudget { soft: Some(300 * MIB), hard: Some(400 * MIB) };
     report.budgets = vec![SeriesBudget { series: MemoryKind::Host, budget }];
     for reading in &mut report.legs[1].readings {
         reading.allowed = 64 * MIB;
         reading.sample.reclaims = u64::from(reading.sample.work.requests > 30);
     }
-    report.legs[1].finding.ended = Ended::Killed { why: "HF_TOKEN=hush was killed".to_owned() };
+    report.legs[1].finding.ended = LegEnd::Killed { why: "HF_TOKEN=hush was killed".to_owned() };
     let page = report.html();
     let leaking = page.split("<h2>").find(|part| part.starts_with("same-image")).unwrap();
     for there in [
@@ -175,7 +185,7 @@ fn a_plot_has_the_law_with_its_band_what_is_declared_budgets_and_what_happened()
     }
     assert!(!page.contains("hush"));
     // The page explains the verdicts of the table, and no others.
-    assert!(page.contains(warden_pages::words::verdict(Verdict::Leaking).split(',').next().unwrap()));
+    assert!(page.contains(warden_pages::words::verdict(GrowthVerdict::Leaking).split(',').next().unwrap()));
     assert!(page.contains("<dt>steady</dt>") && !page.contains("<dt>suspected</dt>"));
 }
 
@@ -184,18 +194,18 @@ fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     let slow = leg(Workload::ShortText, 300 * 1024);
     let notes = notes(&[&slow.finding]);
     assert!(notes[0].contains("--requests"), "{notes:?}");
-    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, Verdict::Suspected);
+    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, GrowthVerdict::Suspected);
 }
 
 /// A leg with too few readings.
 pub(super) fn short(workload: Workload) -> LegResult {
     let mut all = leg(workload, 0);
     all.readings.truncate(3);
-    let mut judge = Judge::new(workload, 3, &defaults().growth, &defaults().diagnose);
+    let mut judge = LegJudge::new(workload, 3, &defaults().growth, &defaults().diagnose);
     for reading in &all.readings {
         judge.observe(reading.sample.clone(), 0, None);
     }
-    all.finding = judge.finding(Speed::default(), Ended::Complete);
+    all.finding = judge.finding(LegSpeed::default(), LegEnd::Complete);
     all
 }
 
@@ -206,10 +216,13 @@ pub(super) fn blind(workload: Workload) -> LegResult {
 
 #[test]
 fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
-    let of = |legs: Vec<LegResult>, skipped: Vec<Skipped>| {
-        Report::new(About::default(), &Outcome { legs, skipped, interrupted: false, failed: false })
+    let of = |legs: Vec<LegResult>, skipped: Vec<SkippedWorkload>| {
+        DiagnoseReport::new(
+            ExperimentSetup::default(),
+            &ExperimentOutcome { legs, skipped, interrupted: false, failed: false },
+        )
     };
-    let skipped = vec![Skipped { workload: Workload::Audio, why: "no ears".to_owned() }];
+    let skipped = vec![SkippedWorkload { workload: Workload::Audio, why: "no ears".to_owned() }];
     for (report, told) in [
         (of(Vec::new(), skipped), "nothing was run, so nothing is known"),
         (
@@ -236,7 +249,7 @@ fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
     }
 }
 
-pub(super) fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
+pub(super) fn cure(outcome: bisect::CureOutcome, cure: &[usize]) -> CureReport {
     let switch = |item: &str| TrialSwitch {
         item: item.to_owned(),
         title: format!("title of {item}"),
@@ -247,7 +260,7 @@ pub(super) fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
         switches: vec![0],
         legs: 2,
         tracks: Vec::new(),
-        cost: bisect::Cost::default(),
+        cost: bisect::SwitchCost::default(),
         crashed: Some("it died".to_owned()),
     };
     CureReport {
@@ -257,7 +270,7 @@ pub(super) fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
             why: "it needs <another> build".to_owned(),
         }],
         added: CommandChanges::default(),
-        conclusion: bisect::Conclusion {
+        conclusion: bisect::CureConclusion {
             outcome,
             leaking: Vec::new(),
             cure: cure.to_vec(),
@@ -272,18 +285,21 @@ pub(super) fn cure(outcome: bisect::Outcome, cure: &[usize]) -> CureReport {
 
 #[test]
 fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
-    let cured = cure(bisect::Outcome::Cured, &[0]);
+    let cured = cure(bisect::CureOutcome::Cured, &[0]);
     let why = |report: &CureReport| {
         report.left_out().iter().map(|one| format!("{}: {}", one.item, one.why)).collect::<Vec<_>>()
     };
     let third = "third: it needs <another> build";
     assert_eq!(why(&cured), ["second: it was not needed: `first` alone stops everything", third]);
     assert_eq!(
-        why(&cure(bisect::Outcome::Interrupted, &[])),
+        why(&cure(bisect::CureOutcome::Interrupted, &[])),
         ["second: it was interrupted before its turn", third]
     );
-    let report =
-        Report { cure: Some(cured), attribution: vec!["host grows, called in <f>".to_owned()], ..report() };
+    let report = DiagnoseReport {
+        cure: Some(cured),
+        attribution: vec!["host grows, called in <f>".to_owned()],
+        ..report()
+    };
     let (text, page) = (report.markdown(ScriptSubject::Nothing), report.html());
     for part in [
         "## With and without",
@@ -304,8 +320,8 @@ fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
     }
 }
 
-pub(super) fn plain() -> Folder<'static> {
-    Folder {
+pub(super) fn plain() -> ReportFolder<'static> {
+    ReportFolder {
         numbers: &defaults().diagnose,
         removed: &[],
         directory: std::path::Path::new("/"),
@@ -339,10 +355,10 @@ fn what_a_server_quotes_of_somebodys_requests_is_in_no_file() {
     let why = "Missing 'role' in message: {\"content\":\"a hush\"} (status 400)";
     let finding = &mut report.legs[1].finding;
     (finding.workload, finding.ended) =
-        (Workload::Replay, Ended::Failed { why: format!("5 requests in a row failed: {why}") });
-    report.legs[1].refused = Some(Refused { requests: 5, why: why.to_owned() });
-    report.legs[0].refused = Some(Refused { requests: 1, why: "of ours: no images".to_owned() });
-    report.skipped = vec![Skipped { workload: Workload::Replay, why: why.to_owned() }];
+        (Workload::Replay, LegEnd::Failed { why: format!("5 requests in a row failed: {why}") });
+    report.legs[1].refused = Some(RefusedRequests { requests: 5, why: why.to_owned() });
+    report.legs[0].refused = Some(RefusedRequests { requests: 1, why: "of ours: no images".to_owned() });
+    report.skipped = vec![SkippedWorkload { workload: Workload::Replay, why: why.to_owned() }];
     assert_eq!(
         report.notes().concat().matches("hush").count(),
         2,
@@ -368,8 +384,9 @@ fn an_older_script_goes_with_its_requests_and_what_is_not_ours_stays() {
     report().write_folder(folder.path(), &plain()).unwrap();
     assert!(at("requests/0.json").is_file());
     std::fs::write(at("requests/mine.json"), "").unwrap();
-    let empty = Outcome { legs: Vec::new(), skipped: Vec::new(), interrupted: false, failed: false };
-    let nothing = Report::new(About::default(), &empty);
+    let empty =
+        ExperimentOutcome { legs: Vec::new(), skipped: Vec::new(), interrupted: false, failed: false };
+    let nothing = DiagnoseReport::new(ExperimentSetup::default(), &empty);
     nothing.write_folder(folder.path(), &plain()).unwrap();
     assert!(!at("reproduce.sh").exists() && !at("requests/0.json").exists());
     assert!(at("requests/mine.json").is_file() && at("report.md").is_file());
@@ -382,7 +399,7 @@ fn an_older_script_goes_with_its_requests_and_what_is_not_ours_stays() {
 #[test]
 fn a_script_shows_growth_only_where_there_is_some() {
     let folder = tempfile::tempdir().unwrap();
-    let script = |report: Report| {
+    let script = |report: DiagnoseReport| {
         report.write_folder(folder.path(), &plain()).unwrap();
         std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap()
     };

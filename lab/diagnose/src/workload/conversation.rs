@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 use warden_policies::defaults::Diagnose;
 
-use super::text::Words;
-use crate::client::Answer;
+use super::text::TextGenerator;
+use crate::client::LabAnswer;
 
 #[derive(Debug)]
-pub(super) struct Conversation {
+pub(super) struct GrowingConversation {
     /// Index among concurrent conversations.
     slot: u64,
     messages: Vec<Value>,
@@ -17,13 +17,13 @@ pub(super) struct Conversation {
     tokens: u64,
 }
 
-impl Conversation {
+impl GrowingConversation {
     pub(super) fn new(slot: u64) -> Self {
         Self { slot, messages: Vec::new(), turns: 0, said: 0, tokens: 0 }
     }
 
     /// The messages of the next turn. `room`: tokens that fit.
-    pub(super) fn turn(&mut self, words: Words, numbers: &Diagnose, room: Option<u64>) -> Value {
+    pub(super) fn turn(&mut self, words: TextGenerator, numbers: &Diagnose, room: Option<u64>) -> Value {
         let next = self.tokens + numbers.turn + numbers.answer;
         if self.turns >= numbers.turns || room.is_some_and(|room| next > room) {
             self.messages.clear();
@@ -38,7 +38,7 @@ impl Conversation {
     }
 
     /// Adds the answer; without one the conversation starts over.
-    pub(super) fn answered(&mut self, answer: Option<&Answer>) {
+    pub(super) fn answered(&mut self, answer: Option<&LabAnswer>) {
         let Some(answer) = answer else {
             self.turns = u64::MAX;
             return;

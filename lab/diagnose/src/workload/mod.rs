@@ -18,15 +18,15 @@ use warden_experiment::Workload;
 use warden_policies::defaults::Diagnose;
 use warden_policies::world::SplitMix;
 
-use self::conversation::Conversation;
-pub(crate) use self::text::{SAMPLE_WORDS, Words};
-use crate::client::{Answer, Ask};
+use self::conversation::GrowingConversation;
+pub(crate) use self::text::{SAMPLE_WORDS, TextGenerator};
+use crate::client::{LabAnswer, LabRequest};
 use crate::error::DiagnoseError;
-use crate::replay::Recording;
+use crate::replay::RequestRecording;
 
 /// Facts about the server that size its requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct ServerLimits {
     /// Concurrent requests.
     pub(crate) slots: u32,
     /// Tokens of context in a slot; `None` if unknown.
@@ -35,38 +35,38 @@ pub(crate) struct Facts {
     pub(crate) tokens_per_word: f64,
 }
 
-impl Facts {
+impl ServerLimits {
     /// At most `tokens` for a prompt, so that it fits with its answer.
     pub(crate) fn fitting(self, tokens: u64, answer: u64) -> u64 {
-        let room = self.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE));
+        let room = self.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE_TOKENS));
         room.map_or(tokens, |room| tokens.min(room.max(1)))
     }
 }
 
 /// The requests of one leg.
 #[derive(Debug)]
-pub(crate) struct Script {
+pub(crate) struct WorkloadScript {
     workload: Workload,
     numbers: Diagnose,
-    facts: Facts,
-    words: Words,
+    facts: ServerLimits,
+    words: TextGenerator,
     order: SplitMix,
     step: u64,
-    conversations: Vec<Conversation>,
+    conversations: Vec<GrowingConversation>,
     pictures: Vec<String>,
     clip: Option<String>,
-    recording: Option<Arc<Recording>>,
+    recording: Option<Arc<RequestRecording>>,
 }
 
 /// Tokens that a template adds to a prompt, estimated generously.
-const TEMPLATE: u64 = 96;
+const TEMPLATE_TOKENS: u64 = 96;
 
-impl Script {
+impl WorkloadScript {
     pub(crate) fn new(
         workload: Workload,
         numbers: &Diagnose,
-        facts: Facts,
-        recording: Option<Arc<Recording>>,
+        facts: ServerLimits,
+        recording: Option<Arc<RequestRecording>>,
     ) -> Result<Self, DiagnoseError> {
         let sizes: &[(u32, u32)] = match workload {
             Workload::SameImage => std::slice::from_ref(&numbers.image),
@@ -79,13 +79,15 @@ impl Script {
         let pictures = sizes.iter().map(|(width, height)| picture::url(*width, *height));
         let slots = facts.slots.clamp(1, numbers.conversations.max(1));
         let conversations = match workload {
-            Workload::Conversation => (0..slots).map(|slot| Conversation::new(u64::from(slot))).collect(),
+            Workload::Conversation => {
+                (0..slots).map(|slot| GrowingConversation::new(u64::from(slot))).collect()
+            }
             _ => Vec::new(),
         };
         Ok(Self {
             workload,
             facts,
-            words: Words::new(facts.tokens_per_word),
+            words: TextGenerator::new(facts.tokens_per_word),
             order: SplitMix::new(7),
             step: 0,
             conversations,
@@ -97,7 +99,7 @@ impl Script {
     }
 
     /// The requests of the next step, to be sent concurrently.
-    pub(crate) fn next(&mut self) -> Vec<Ask> {
+    pub(crate) fn next(&mut self) -> Vec<LabRequest> {
         let step = self.step;
         self.step += 1;
         let numbers = &self.numbers;
@@ -126,7 +128,7 @@ impl Script {
                 let sizes = [8, 4, 2, 1].map(|part| numbers.distinct_prompt / 2 / part);
                 let tokens = largest_first(&sizes, step, &mut self.order).unwrap_or(numbers.short_prompt);
                 let input = self.words.text(step + 1, self.facts.fitting(tokens, 0));
-                Ask::post("/v1/embeddings", json!({ "input": input }))
+                LabRequest::post("/v1/embeddings", json!({ "input": input }))
             }
             Workload::Conversation => return self.turns(),
             Workload::Replay => {
@@ -137,19 +139,19 @@ impl Script {
     }
 
     /// Takes the answers of the last step, in the order of the requests.
-    pub(crate) fn answered(&mut self, answers: &[Option<Answer>]) {
+    pub(crate) fn answered(&mut self, answers: &[Option<LabAnswer>]) {
         for (conversation, answer) in self.conversations.iter_mut().zip(answers) {
             conversation.answered(answer.as_ref());
         }
     }
 
     /// A question with the text number `which`.
-    fn chat(&self, which: u64, tokens: u64, answer: u64) -> Ask {
+    fn chat(&self, which: u64, tokens: u64, answer: u64) -> LabRequest {
         let text = self.words.text(which, self.facts.fitting(tokens, answer));
-        Ask::post(CHAT_PATH, body(&json!([{ "role": "user", "content": text }]), answer))
+        LabRequest::post(CHAT_PATH, body(&json!([{ "role": "user", "content": text }]), answer))
     }
 
-    fn picture(&mut self, step: u64) -> Ask {
+    fn picture(&mut self, step: u64) -> LabRequest {
         let which: Vec<usize> = (0..self.pictures.len()).collect();
         let picture = match step {
             0 => 0,
@@ -164,10 +166,10 @@ impl Script {
             { "type": "text", "text": "What is in this picture?" },
         ]);
         let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.image_answer);
-        Ask { images: 1, ..Ask::post(CHAT_PATH, body) }
+        LabRequest { images: 1, ..LabRequest::post(CHAT_PATH, body) }
     }
 
-    fn audio(&self, step: u64) -> Ask {
+    fn audio(&self, step: u64) -> LabRequest {
         let text = self.words.text(step + 1, self.numbers.short_prompt / 4);
         let data = self.clip.clone().unwrap_or_default();
         let content = json!([
@@ -175,15 +177,15 @@ impl Script {
             { "type": "input_audio", "input_audio": { "data": data, "format": "wav" } },
         ]);
         let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.answer);
-        Ask { audio: 1, ..Ask::post(CHAT_PATH, body) }
+        LabRequest { audio: 1, ..LabRequest::post(CHAT_PATH, body) }
     }
 
-    fn turns(&mut self) -> Vec<Ask> {
+    fn turns(&mut self) -> Vec<LabRequest> {
         let (numbers, words) = (&self.numbers, self.words);
-        let room = self.facts.n_ctx.map(|context| context.saturating_sub(TEMPLATE));
-        let next = |conversation: &mut Conversation| {
+        let room = self.facts.n_ctx.map(|context| context.saturating_sub(TEMPLATE_TOKENS));
+        let next = |conversation: &mut GrowingConversation| {
             let messages = conversation.turn(words, numbers, room);
-            Ask::post(CHAT_PATH, body(&messages, numbers.answer))
+            LabRequest::post(CHAT_PATH, body(&messages, numbers.answer))
         };
         self.conversations.iter_mut().map(next).collect()
     }

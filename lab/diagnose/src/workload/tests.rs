@@ -2,17 +2,17 @@
 
 use super::*;
 
-const FACTS: Facts = Facts { slots: 2, n_ctx: Some(4096), tokens_per_word: 1.0 };
+const FACTS: ServerLimits = ServerLimits { slots: 2, n_ctx: Some(4096), tokens_per_word: 1.0 };
 
-fn script(workload: Workload, facts: Facts) -> Script {
-    Script::new(workload, &warden_policies::defaults().diagnose, facts, None).unwrap()
+fn script(workload: Workload, facts: ServerLimits) -> WorkloadScript {
+    WorkloadScript::new(workload, &warden_policies::defaults().diagnose, facts, None).unwrap()
 }
 
-fn text(ask: &Ask) -> String {
+fn text(ask: &LabRequest) -> String {
     ask.body.as_ref().unwrap()["messages"][0]["content"].as_str().unwrap_or_default().to_owned()
 }
 
-fn words(ask: &Ask) -> usize {
+fn words(ask: &LabRequest) -> usize {
     text(ask).split(' ').count()
 }
 
@@ -26,13 +26,13 @@ fn the_same_is_the_same_and_the_distinct_is_distinct() {
 
 #[test]
 fn every_text_fits_into_the_context() {
-    let small = Facts { n_ctx: Some(512), ..FACTS };
+    let small = ServerLimits { n_ctx: Some(512), ..FACTS };
     for workload in [Workload::LongText, Workload::PrefillSweep, Workload::DistinctPrompts] {
         let mut script = script(workload, small);
         for _ in 0..50 {
             let ask = script.next().remove(0);
             let answer = ask.body.as_ref().unwrap()["max_tokens"].as_u64().unwrap();
-            assert!(words(&ask) as u64 + answer + TEMPLATE <= 512, "{workload}: {}", words(&ask));
+            assert!(words(&ask) as u64 + answer + TEMPLATE_TOKENS <= 512, "{workload}: {}", words(&ask));
         }
     }
 }
@@ -59,7 +59,7 @@ fn answers_have_all_the_lengths_that_are_wanted() {
 fn an_image_comes_after_a_text_of_its_own_so_that_no_cache_has_it() {
     let mut images = script(Workload::SameImage, FACTS);
     let (first, second) = (images.next().remove(0), images.next().remove(0));
-    let parts = |ask: &Ask| ask.body.as_ref().unwrap()["messages"][0]["content"].clone();
+    let parts = |ask: &LabRequest| ask.body.as_ref().unwrap()["messages"][0]["content"].clone();
     assert_eq!((first.images, &parts(&first)[1]), (1, &parts(&second)[1]));
     assert_ne!(parts(&first)[0], parts(&second)[0]);
     let mut sizes = script(Workload::ImageSizes, FACTS);
@@ -72,7 +72,7 @@ fn an_image_comes_after_a_text_of_its_own_so_that_no_cache_has_it() {
 
 #[test]
 fn conversations_grow_on_each_slot_and_begin_anew() {
-    let mut all = script(Workload::Conversation, Facts { slots: 3, ..FACTS });
+    let mut all = script(Workload::Conversation, ServerLimits { slots: 3, ..FACTS });
     let mut lengths = Vec::new();
     for _ in 0..30 {
         let asks = all.next();
@@ -80,7 +80,7 @@ fn conversations_grow_on_each_slot_and_begin_anew() {
         let said: std::collections::BTreeSet<String> = asks.iter().map(text).collect();
         assert_eq!(said.len(), 3, "each says something of its own");
         lengths.push(asks[0].body.as_ref().unwrap()["messages"].as_array().unwrap().len());
-        let answer = Answer { text: "so".to_owned(), ..Answer::default() };
+        let answer = LabAnswer { text: "so".to_owned(), ..LabAnswer::default() };
         all.answered(&vec![Some(answer); 3]);
     }
     assert_eq!(lengths[..3], [1, 3, 5]);

@@ -12,18 +12,18 @@ const WORDS: [&str; 64] = [
     "picture", "warm", "bridge", "late", "school", "wide", "apple", "sound",
 ];
 
-/// Words of the text that [`Words::sample`] makes.
+/// Words of the text that [`TextGenerator::sample`] makes.
 pub(crate) const SAMPLE_WORDS: u32 = 256;
 /// Tokens per word of English, for a server that does not count tokens: four for three words.
 const DEFAULT_TOKENS_PER_WORD: f64 = 1.33;
 
 /// Makes texts for one server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Words {
+pub(crate) struct TextGenerator {
     per_token: f64,
 }
 
-impl Words {
+impl TextGenerator {
     /// For a server with this number of tokens per word.
     pub(crate) fn new(tokens_per_word: f64) -> Self {
         let usable = tokens_per_word.is_finite() && tokens_per_word >= 0.1;
@@ -62,11 +62,11 @@ mod tests {
 
     #[test]
     fn a_text_has_the_wanted_length_and_its_own_beginning() {
-        let words = Words::new(2.0);
+        let words = TextGenerator::new(2.0);
         assert_eq!(words.text(1, 100).split(' ').count(), 50);
         assert_eq!(words.text(1, 100), words.text(1, 100));
         let starts: std::collections::BTreeSet<String> = (0..5000).map(|n| words.text(n, 12)).collect();
         assert_eq!(starts.len(), 5000);
-        assert_eq!(Words::new(0.0).text(0, 133).split(' ').count(), 100);
+        assert_eq!(TextGenerator::new(0.0).text(0, 133).split(' ').count(), 100);
     }
 }

@@ -2,24 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::crash::{Again, Run};
-use super::super::proof::{Metric, MetricRatio};
-use super::super::sequential::Judgement;
-use super::super::trial::Track;
-use super::super::{Finding, Workload};
+use super::super::crash::{CrashRecurrence, CrashRun};
+use super::super::proof::{BuildMetric, MetricRatio};
+use super::super::sequential::SwitchJudgement;
+use super::super::trial::WorkloadMemory;
+use super::super::{LegFinding, Workload};
 use super::RevisionAim;
-use super::pace::Pace;
-use super::replies::{Otherwise, Said};
-use warden_policies::growth::Verdict;
+use super::pace::RevisionPace;
+use super::replies::{EndsDifference, RevisionAnswers};
+use warden_policies::growth::GrowthVerdict;
 
 /// Difference in behaviour between the two ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Symptom {
+pub enum RevisionSymptom {
     /// A memory grows.
     Growth {
         /// Memory and workload.
-        track: Track,
+        track: WorkloadMemory,
         /// Measured without the prompt cache.
         control: bool,
     },
@@ -33,7 +33,7 @@ pub enum Symptom {
     /// The same work takes longer.
     Slowdown {
         /// Metric that takes longer.
-        metric: Metric,
+        metric: BuildMetric,
     },
     /// The ends answer differently. By convention the newer end has this symptom, because neither answer is
     /// known to be right.
@@ -43,19 +43,25 @@ pub enum Symptom {
     },
 }
 
-impl Symptom {
+impl RevisionSymptom {
     /// Finds the symptom that one end has, and returns whether that is the newer end. Crashes come before
     /// growth, because a process that dies does not leak for long. A crash that did not recur does not
     /// count.
-    pub(super) fn between(newer: &[Finding], older: &[Finding], share: f64) -> Result<(Self, bool), Outcome> {
+    pub(super) fn between(
+        newer: &[LegFinding],
+        older: &[LegFinding],
+        share: f64,
+    ) -> Result<(Self, bool), RevisionOutcome> {
         let ends = [(newer, older, true), (older, newer, false)];
-        let crashes = |one: &&Finding| one.crash.as_ref().is_some_and(|crash| crash.again != Again::NotAgain);
+        let crashes = |one: &&LegFinding| {
+            one.crash.as_ref().is_some_and(|crash| crash.again != CrashRecurrence::NotAgain)
+        };
         for (these, those, is_newer) in ends {
-            let is_own = |one: &&Finding| {
-                let also = |other: &Finding| crashes(&other) && other.workload == one.workload;
+            let is_own = |one: &&LegFinding| {
+                let also = |other: &LegFinding| crashes(&other) && other.workload == one.workload;
                 crashes(one) && !those.iter().any(also)
             };
-            if let Some(Finding { workload, control, .. }) = these.iter().find(is_own) {
+            if let Some(LegFinding { workload, control, .. }) = these.iter().find(is_own) {
                 return Ok((Self::Crash { workload: *workload, control: *control }, is_newer));
             }
         }
@@ -67,7 +73,7 @@ impl Symptom {
                 if !series.verdict.leaks() {
                     continue;
                 }
-                let track = Track { workload: finding.workload, series: series.series };
+                let track = WorkloadMemory { workload: finding.workload, series: series.series };
                 let own = series.per_request.map_or(0.0, |rate| rate.value);
                 let other = growth_of(those, track, finding.control);
                 if other >= own * share {
@@ -79,15 +85,15 @@ impl Symptom {
         }
         match worst {
             Some((_, symptom, is_newer)) => Ok((symptom, is_newer)),
-            None if is_everywhere => Err(Outcome::BothIll),
+            None if is_everywhere => Err(RevisionOutcome::BothIll),
             None if newer.iter().chain(older).any(|finding| finding.crash.is_some()) => {
-                Err(Outcome::NotAgain)
+                Err(RevisionOutcome::NotAgain)
             }
             None => {
                 let mut all = newer.iter().chain(older);
-                let short = all.clone().any(Finding::is_too_short);
-                let suspected = all.any(|finding| finding.worst().is_some_and(Verdict::grows));
-                Err(Outcome::NeitherIll { short, suspected })
+                let short = all.clone().any(LegFinding::is_too_short);
+                let suspected = all.any(|finding| finding.worst().is_some_and(GrowthVerdict::grows));
+                Err(RevisionOutcome::NeitherIll { short, suspected })
             }
         }
     }
@@ -103,9 +109,9 @@ impl Symptom {
     }
 
     /// Returns the findings of an end that concern the symptom.
-    pub(super) fn findings(&self, all: &[Finding]) -> Vec<Finding> {
+    pub(super) fn findings(&self, all: &[LegFinding]) -> Vec<LegFinding> {
         let work = self.work();
-        let is_own = |finding: &&Finding| work == Some((finding.workload, finding.control));
+        let is_own = |finding: &&LegFinding| work == Some((finding.workload, finding.control));
         all.iter().filter(is_own).cloned().collect()
     }
 }
@@ -113,7 +119,7 @@ impl Symptom {
 /// Judgement of a revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Standing {
+pub enum RevisionStanding {
     /// The revision does not have the symptom.
     Healthy,
     /// The revision has the symptom or a part of it.
@@ -128,7 +134,7 @@ pub enum Standing {
 /// Outcome of a search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Outcome {
+pub enum RevisionOutcome {
     /// This revision made the difference: its predecessor differs from it, and both were judged twice.
     Found {
         /// Index in the line of revisions.
@@ -180,29 +186,29 @@ pub enum Outcome {
 
 /// Findings on one revision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Judged {
+pub struct JudgedRevision {
     /// Index in the line of revisions.
     pub revision: usize,
     /// Judgement of the revision.
-    pub standing: Standing,
+    pub standing: RevisionStanding,
     /// Number of measured processes.
     pub legs: usize,
     /// Growth compared with that of the ill end.
-    pub judgement: Option<Judgement>,
+    pub judgement: Option<SwitchJudgement>,
     /// Runs of its processes, in a search for a crash.
-    pub runs: Vec<Run>,
+    pub runs: Vec<CrashRun>,
     /// The revision was judged a second time.
     pub again: bool,
     /// Speed relative to the ends, in a search for a slowdown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pace: Option<Pace>,
+    pub pace: Option<RevisionPace>,
     /// Answers relative to the ends, in a search for changed answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub answers: Option<Said>,
+    pub answers: Option<RevisionAnswers>,
 }
 
-impl Judged {
-    pub(super) const fn new(revision: usize, standing: Standing, legs: usize) -> Self {
+impl JudgedRevision {
+    pub(super) const fn new(revision: usize, standing: RevisionStanding, legs: usize) -> Self {
         Self {
             revision,
             standing,
@@ -218,36 +224,36 @@ impl Judged {
 
 /// Result of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Conclusion {
+pub struct RevisionConclusion {
     /// Outcome of the search.
-    pub outcome: Outcome,
+    pub outcome: RevisionOutcome,
     /// Aim of the search.
     #[serde(default, skip_serializing_if = "RevisionAim::is_growth")]
     pub aim: RevisionAim,
     /// Symptom, once found.
-    pub symptom: Option<Symptom>,
+    pub symptom: Option<RevisionSymptom>,
     /// True if the newer end has the symptom, so a revision introduced it; false if one ended it.
     pub ill_is_newer: Option<bool>,
     /// Healthy and ill revision that enclose the change.
     pub bounds: Option<(usize, usize)>,
     /// Judged revisions in order; the end with the symptom is last.
-    pub judged: Vec<Judged>,
+    pub judged: Vec<JudgedRevision>,
     /// Findings on the newer end, by workload.
-    pub newer: Vec<Finding>,
+    pub newer: Vec<LegFinding>,
     /// Findings on the older end, by workload.
-    pub older: Vec<Finding>,
+    pub older: Vec<LegFinding>,
     /// Speed of the newer end relative to the older one, in a search for a slowdown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ratios: Vec<MetricRatio>,
     /// Differences between the ends' answers, in a search for changed answers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub differences: Vec<Otherwise>,
+    pub differences: Vec<EndsDifference>,
     /// Number of processes run.
     pub legs: usize,
 }
 
 /// Returns a memory's growth per request; memories that do not leak count with their small growth.
-fn growth_of(found: &[Finding], track: Track, control: bool) -> f64 {
+fn growth_of(found: &[LegFinding], track: WorkloadMemory, control: bool) -> f64 {
     let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
     let rate = own.and_then(|one| one.of(track.series)).and_then(|series| series.per_request);
     rate.map_or(0.0, |rate| rate.value.max(0.0))

@@ -17,8 +17,8 @@
 //! and crashes, `pace` for speed, `replies` for answers. The search finds the first revision with a part of
 //! the symptom, even where later ones add more.
 //!
-//! The search runs nothing: the caller calls [`Search::next`], runs the process, and passes the result to
-//! [`Search::observe`]. Equal results lead to equal requests, so a search can be resumed from its results.
+//! The search runs nothing: the caller calls [`RevisionSearch::next`], runs the process, and passes the result to
+//! [`RevisionSearch::observe`]. Equal results lead to equal requests, so a search can be resumed from its results.
 
 mod conclusion;
 mod judge;
@@ -29,15 +29,17 @@ mod replies;
 mod tests;
 mod work;
 
-pub use self::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
-use self::judge::{Heard, Judge};
-pub use self::pace::Pace;
+pub use self::conclusion::{
+    JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
+};
+use self::judge::{JudgeReply, SymptomJudge};
+pub use self::pace::RevisionPace;
 use self::places::KnownRevisions;
-pub use self::replies::{Otherwise, Said};
+pub use self::replies::{EndsDifference, RevisionAnswers};
 use super::crash::CrashPolicy;
-use super::proof::{ProofPolicy, Visit};
+use super::proof::{BuildVisit, ProofPolicy};
 use super::sequential::CurePolicy;
-use super::{Finding, Workload};
+use super::{LegFinding, Workload};
 
 /// Behaviour to search for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -72,16 +74,16 @@ pub struct JudgingPolicies<'a> {
 
 /// Next step of a search.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum RevisionStep {
     /// Run a fresh process of a revision.
-    Run(Ask),
+    Run(ProcessOrder),
     /// The search is over.
-    Done(Conclusion),
+    Done(RevisionConclusion),
 }
 
 /// Process to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Ask {
+pub struct ProcessOrder {
     /// Index in the line of revisions.
     pub revision: usize,
     /// An unknown end: do everything that shows a symptom, including repetitions of a crash.
@@ -97,7 +99,7 @@ pub struct Ask {
     pub aim: RevisionAim,
 }
 
-impl Ask {
+impl ProcessOrder {
     /// Creates a visit: the process is timed or asked questions.
     const fn visit(aim: RevisionAim, revision: usize, is_end: bool) -> Self {
         Self { revision, is_end, whole: false, control: false, workload: None, aim }
@@ -107,34 +109,34 @@ impl Ask {
 /// Result of a process.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Seen {
+pub enum ProcessResult {
     /// Findings: one, or two if the work was repeated without the prompt cache.
-    Findings(Vec<Finding>),
+    Findings(Vec<LegFinding>),
     /// Timings and answers.
-    Visit(Visit),
+    Visit(BuildVisit),
     /// Reason why the revision has no process: it cannot be built, or does not start.
     Cannot(String),
 }
 
 /// State machine of the search.
 #[derive(Debug)]
-pub struct Search {
+pub struct RevisionSearch {
     aim: RevisionAim,
-    judge: Box<dyn Judge>,
+    judge: Box<dyn SymptomJudge>,
     places: KnownRevisions,
-    symptom: Option<Symptom>,
-    judged: Vec<Judged>,
+    symptom: Option<RevisionSymptom>,
+    judged: Vec<JudgedRevision>,
     legs: usize,
     /// After the search: the neighbours still to be judged again, the next one last.
     again: Option<Vec<usize>>,
-    over: Option<Outcome>,
+    over: Option<RevisionOutcome>,
 }
 
-impl Search {
+impl RevisionSearch {
     /// Creates a search among the revisions 0 (oldest) to `last`; at least two.
     pub fn new(rules: JudgingPolicies<'_>, aim: RevisionAim, last: usize) -> Self {
         let last = last.max(1);
-        let judge: Box<dyn Judge> = match aim {
+        let judge: Box<dyn SymptomJudge> = match aim {
             RevisionAim::Growth => Box::new(work::WorkJudge::new(rules, last)),
             RevisionAim::Slowdown => Box::new(pace::PaceJudge::new(rules, last)),
             RevisionAim::Answers => Box::new(replies::RepliesJudge::new(rules, last)),
@@ -156,48 +158,48 @@ impl Search {
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
     )]
-    pub fn next(&mut self) -> Step {
+    pub fn next(&mut self) -> RevisionStep {
         loop {
             if let Some(outcome) = &self.over {
-                return Step::Done(self.conclude(outcome.clone()));
+                return RevisionStep::Done(self.conclude(outcome.clone()));
             }
             if let Some(ask) = self.judge.next() {
-                return Step::Run(ask);
+                return RevisionStep::Run(ask);
             }
             self.advance();
         }
     }
 
     /// Adds the result of a process.
-    pub fn observe(&mut self, ask: Ask, seen: Seen) {
+    pub fn observe(&mut self, ask: ProcessOrder, seen: ProcessResult) {
         self.legs += 1;
         let heard = match seen {
             _ if self.over.is_some() => return,
-            Seen::Cannot(why) if self.symptom.is_none() => {
-                Heard::Over(Outcome::EndFailed { newer: ask.revision == self.places.last, why })
+            ProcessResult::Cannot(why) if self.symptom.is_none() => {
+                JudgeReply::Over(RevisionOutcome::EndFailed { newer: ask.revision == self.places.last, why })
             }
             seen => self.judge.take(ask, seen),
         };
         self.hear(heard);
     }
 
-    fn hear(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: JudgeReply) {
         match heard {
-            Heard::More => {}
-            Heard::Over(outcome) => self.over = Some(outcome),
-            Heard::Differ { symptom, is_newer } => {
+            JudgeReply::More => {}
+            JudgeReply::Over(outcome) => self.over = Some(outcome),
+            JudgeReply::Differ { symptom, is_newer } => {
                 self.places.differ(is_newer);
                 self.symptom = Some(symptom);
                 self.begin(self.places.healthy());
             }
-            Heard::Stands(judged) => {
+            JudgeReply::Stands(judged) => {
                 let (revision, standing) = (judged.revision, judged.standing.clone());
                 let again = self.again.is_some();
-                self.judged.push(Judged { again, ..*judged });
+                self.judged.push(JudgedRevision { again, ..*judged });
                 if !again {
                     self.places.set(revision, standing);
                 } else if self.places.standing(revision) != Some(&standing) {
-                    self.over = Some(Outcome::Unsteady { revision });
+                    self.over = Some(RevisionOutcome::Unsteady { revision });
                 }
             }
         }
@@ -220,8 +222,8 @@ impl Search {
     }
 
     /// Returns the conclusion so far.
-    pub fn interrupt(&self) -> Conclusion {
-        self.conclude(self.over.clone().unwrap_or(Outcome::Interrupted))
+    pub fn interrupt(&self) -> RevisionConclusion {
+        self.conclude(self.over.clone().unwrap_or(RevisionOutcome::Interrupted))
     }
 
     /// Returns the number of revisions that may still be the cause, once the ends differ.
@@ -235,10 +237,10 @@ impl Search {
         let Some((healthy, ill)) = self.places.bounds() else {
             let healthy_end = self.places.healthy();
             self.over = Some(match self.places.standing(healthy_end) {
-                Some(Standing::Unknown { why }) => {
-                    Outcome::EndFailed { newer: healthy_end == self.places.last, why: why.clone() }
+                Some(RevisionStanding::Unknown { why }) => {
+                    RevisionOutcome::EndFailed { newer: healthy_end == self.places.last, why: why.clone() }
                 }
-                _ => Outcome::BothIll,
+                _ => RevisionOutcome::BothIll,
             });
             return;
         };
@@ -246,8 +248,8 @@ impl Search {
             let (before, last) = (healthy.min(ill), healthy.max(ill));
             match queue.pop() {
                 Some(revision) => self.begin(revision),
-                None if last - before == 1 => self.over = Some(Outcome::Found { revision: last }),
-                None => self.over = Some(Outcome::Among { first: before + 1, last }),
+                None if last - before == 1 => self.over = Some(RevisionOutcome::Found { revision: last }),
+                None => self.over = Some(RevisionOutcome::Among { first: before + 1, last }),
             }
         } else if let Some(revision) = self.places.next() {
             self.begin(revision);
@@ -256,8 +258,8 @@ impl Search {
         }
     }
 
-    fn conclude(&self, outcome: Outcome) -> Conclusion {
-        let mut conclusion = Conclusion {
+    fn conclude(&self, outcome: RevisionOutcome) -> RevisionConclusion {
+        let mut conclusion = RevisionConclusion {
             outcome,
             aim: self.aim,
             symptom: self.symptom.clone(),

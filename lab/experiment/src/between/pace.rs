@@ -16,16 +16,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::proof::{self, Metric, MetricRatio, ProofPolicy, ProofRuling, Visit};
+use super::super::proof::{self, BuildMetric, BuildVisit, MetricRatio, ProofPolicy, ProofRuling};
 use super::super::student;
-use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
-use super::judge::{Heard, Judge};
+use super::conclusion::{
+    JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
+};
+use super::judge::{JudgeReply, SymptomJudge};
 use super::places::UNKNOWN_MOST;
-use super::{Ask, JudgingPolicies, RevisionAim, Seen};
+use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
 use warden_policies::growth::{IntervalEstimate, stats};
 
 /// Metrics that count.
-const METRICS: [Metric; 3] = [Metric::Prefill, Metric::Decode, Metric::FirstToken];
+const PACE_METRICS: [BuildMetric; 3] = [BuildMetric::Prefill, BuildMetric::Decode, BuildMetric::FirstToken];
 /// Number of tests of the ends: each metric, in both directions.
 const END_TESTS: f64 = 6.0;
 /// Rounds before a revision is judged: a reported revision must have shown the slowdown twice.
@@ -43,9 +45,9 @@ const ROUNDS_PER_DROPPED: usize = 4;
 
 /// Speed of a revision relative to the ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pace {
+pub struct RevisionPace {
     /// Timed metric.
-    pub metric: Metric,
+    pub metric: BuildMetric,
     /// Number of rounds.
     pub rounds: usize,
     /// Median seconds of its processes.
@@ -66,7 +68,7 @@ const BAD: usize = 2;
 /// The ends, once their difference is known.
 #[derive(Debug)]
 struct EndsDiffer {
-    metric: Metric,
+    metric: BuildMetric,
     /// Faster end.
     good: usize,
     bad: usize,
@@ -142,8 +144,8 @@ pub(super) struct PaceJudge {
     last: usize,
     /// Judgements that a search may need, including unjudgeable revisions and repetitions.
     steps: f64,
-    older: Vec<Visit>,
-    newer: Vec<Visit>,
+    older: Vec<BuildVisit>,
+    newer: Vec<BuildVisit>,
     known: Option<EndsDiffer>,
     scatter: ProcessScatter,
     /// Consecutive failed visits of the ends while a revision is open.
@@ -151,23 +153,31 @@ pub(super) struct PaceJudge {
     open: Option<TimedRevision>,
 }
 
-impl Judge for PaceJudge {
-    fn next(&self) -> Option<Ask> {
+impl SymptomJudge for PaceJudge {
+    fn next(&self) -> Option<ProcessOrder> {
         let Some(known) = &self.known else {
             let (older, newer) = (self.older.len(), self.newer.len());
             // The first process alternates with each round.
             let is_newer = older > newer || (older == newer && !older.is_multiple_of(2));
-            return Some(Ask::visit(RevisionAim::Slowdown, if is_newer { self.last } else { 0 }, true));
+            return Some(ProcessOrder::visit(
+                RevisionAim::Slowdown,
+                if is_newer { self.last } else { 0 },
+                true,
+            ));
         };
         let open = self.open.as_ref()?;
-        Some(Ask::visit(RevisionAim::Slowdown, [known.good, open.revision, known.bad][open.turn()], false))
+        Some(ProcessOrder::visit(
+            RevisionAim::Slowdown,
+            [known.good, open.revision, known.bad][open.turn()],
+            false,
+        ))
     }
 
-    fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
+    fn take(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
         let visit = match seen {
-            Seen::Visit(visit) => Ok(visit),
-            Seen::Cannot(why) => Err(why),
-            Seen::Findings(_) => Err("it was not timed".to_owned()),
+            ProcessResult::Visit(visit) => Ok(visit),
+            ProcessResult::Cannot(why) => Err(why),
+            ProcessResult::Findings(_) => Err("it was not timed".to_owned()),
         };
         let Some((known, open)) = self.known.as_mut().zip(self.open.as_mut()) else {
             if let Ok(visit) = visit {
@@ -179,12 +189,12 @@ impl Judge for PaceJudge {
             visit.and_then(|visit| visit.of(known.metric).ok_or_else(|| "it could not be timed".to_owned()));
         let turn = open.turn();
         match seconds {
-            Err(why) if turn == OWN => return self.close(Standing::Unknown { why }),
+            Err(why) if turn == OWN => return self.close(RevisionStanding::Unknown { why }),
             Err(why) if self.failed + 1 >= self.failures_most => {
                 let newer = known.good == self.last;
-                return Heard::Over(match turn {
-                    BAD => Outcome::IllFailed { why },
-                    _ => Outcome::EndFailed { newer, why },
+                return JudgeReply::Over(match turn {
+                    BAD => RevisionOutcome::IllFailed { why },
+                    _ => RevisionOutcome::EndFailed { newer, why },
                 });
             }
             Err(_) => self.failed += 1,
@@ -199,25 +209,25 @@ impl Judge for PaceJudge {
                 }
             }
         }
-        let [Some(good), Some(own), Some(bad)] = open.taken else { return Heard::More };
+        let [Some(good), Some(own), Some(bad)] = open.taken else { return JudgeReply::More };
         open.rounds.push([good, own, bad]);
         open.taken = [None; 3];
         self.look()
     }
 
-    fn begin(&mut self, revision: usize, again: bool) -> Heard {
+    fn begin(&mut self, revision: usize, again: bool) -> JudgeReply {
         if let Some(known) = self.known.as_ref().filter(|known| known.good == revision && !again) {
-            return Heard::Stands(Box::new(known.judge_end(false)));
+            return JudgeReply::Stands(Box::new(known.judge_end(false)));
         }
         self.open = Some(TimedRevision { revision, rounds: Vec::new(), taken: [None; 3], processes: 0 });
-        Heard::More
+        JudgeReply::More
     }
 
     fn is_whole(&self) -> bool {
         self.older.len() == self.newer.len() && self.open.as_ref().is_none_or(|open| open.taken == [None; 3])
     }
 
-    fn describe_ends(&self, conclusion: &mut Conclusion) {
+    fn describe_ends(&self, conclusion: &mut RevisionConclusion) {
         if self.older.len().min(self.newer.len()) > 0 {
             conclusion.ratios = self.ratios(&self.older, &self.newer);
         }
@@ -227,17 +237,17 @@ impl Judge for PaceJudge {
 
 impl EndsDiffer {
     /// Judges an end by its own processes.
-    fn judge_end(&self, is_bad: bool) -> Judged {
+    fn judge_end(&self, is_bad: bool) -> JudgedRevision {
         let (revision, standing, part, seconds) = if is_bad {
-            (self.bad, Standing::Ill, 1.0, &self.bad_seconds)
+            (self.bad, RevisionStanding::Ill, 1.0, &self.bad_seconds)
         } else {
-            (self.good, Standing::Healthy, 0.0, &self.good_seconds)
+            (self.good, RevisionStanding::Healthy, 0.0, &self.good_seconds)
         };
         let rounds = seconds.len();
         let seconds = stats::median(&mut seconds.clone()).unwrap_or(0.0);
         let share = Some(IntervalEstimate { value: part, low: part, high: part });
-        let pace = Some(Pace { metric: self.metric, rounds, seconds, share });
-        Judged { pace, ..Judged::new(revision, standing, rounds) }
+        let pace = Some(RevisionPace { metric: self.metric, rounds, seconds, share });
+        JudgedRevision { pace, ..JudgedRevision::new(revision, standing, rounds) }
     }
 }
 
@@ -261,10 +271,10 @@ impl PaceJudge {
     }
 
     /// Tests after each round of the ends if one of them is slower.
-    fn look_at_ends(&mut self) -> Heard {
+    fn look_at_ends(&mut self) -> JudgeReply {
         let rounds = self.older.len();
         if rounds != self.newer.len() || rounds < self.proof.rounds_least {
-            return Heard::More;
+            return JudgeReply::More;
         }
         let (slower, faster) = (self.ratios(&self.older, &self.newer), self.ratios(&self.newer, &self.older));
         let worst = |all: &[MetricRatio]| {
@@ -277,27 +287,28 @@ impl PaceJudge {
         }
         let is_sure = slower.iter().chain(&faster).all(|ratio| ratio.ruling != ProofRuling::Unknown);
         if !is_sure && rounds < self.rounds_most() {
-            return Heard::More;
+            return JudgeReply::More;
         }
         if let Some(metric) = worst(&faster) {
             return self.differ(metric, false);
         }
-        Heard::Over(if slower.is_empty() {
+        JudgeReply::Over(if slower.is_empty() {
             let why = "neither its prompts nor its tokens could be timed".to_owned();
-            let is_timed = |visit: &Visit| METRICS.into_iter().any(|metric| visit.of(metric).is_some());
-            Outcome::EndFailed { newer: self.older.iter().any(is_timed), why }
+            let is_timed =
+                |visit: &BuildVisit| PACE_METRICS.into_iter().any(|metric| visit.of(metric).is_some());
+            RevisionOutcome::EndFailed { newer: self.older.iter().any(is_timed), why }
         } else {
-            Outcome::Alike { sure: is_sure }
+            RevisionOutcome::Alike { sure: is_sure }
         })
     }
 
     /// Compares `other` with `one`, metric by metric.
-    fn ratios(&self, one: &[Visit], other: &[Visit]) -> Vec<MetricRatio> {
+    fn ratios(&self, one: &[BuildVisit], other: &[BuildVisit]) -> Vec<MetricRatio> {
         let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / END_TESTS);
         let policy = ProofPolicy { false_worse, rounds_most, ..self.proof.clone() };
         let rounds = one.len();
         let single = ProofPolicy { rounds_least: rounds, rounds_most: rounds, ..policy.clone() };
-        let compare = |metric: Metric| {
+        let compare = |metric: BuildMetric| {
             let rounds = proof::pairs(metric, one, other);
             let mut calm = proof::ratio(&policy, metric, &self.calm(&rounds))?;
             // In a few rounds, processes that are fast or slow by chance look disturbed, and the rest
@@ -309,7 +320,7 @@ impl PaceJudge {
             }
             Some(calm)
         };
-        METRICS.into_iter().filter_map(compare).collect()
+        PACE_METRICS.into_iter().filter_map(compare).collect()
     }
 
     /// Returns the undisturbed rounds of the ends.
@@ -322,7 +333,7 @@ impl PaceJudge {
         undisturbed(rounds, &all, deviation.max(self.proof.least_noise))
     }
 
-    fn differ(&mut self, metric: Metric, is_newer: bool) -> Heard {
+    fn differ(&mut self, metric: BuildMetric, is_newer: bool) -> JudgeReply {
         let (good, bad) = if is_newer { (0, self.last) } else { (self.last, 0) };
         let (fast, slow) = if is_newer { (&self.older, &self.newer) } else { (&self.newer, &self.older) };
         let rounds = self.calm(&proof::pairs(metric, fast, slow));
@@ -331,24 +342,24 @@ impl PaceJudge {
         self.scatter = self.scatter.with(&spans, 2.0);
         let (good_seconds, bad_seconds) = rounds.into_iter().unzip();
         self.known = Some(EndsDiffer { metric, good, bad, good_seconds, bad_seconds, spans });
-        Heard::Differ { symptom: Symptom::Slowdown { metric }, is_newer }
+        JudgeReply::Differ { symptom: RevisionSymptom::Slowdown { metric }, is_newer }
     }
 
     /// Tests after each round on which side of the limit the revision is.
-    fn look(&mut self) -> Heard {
+    fn look(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= ROUNDS_LEAST) else {
-            return Heard::More;
+            return JudgeReply::More;
         };
         let (rounds, test, chance) = (open.rounds.len(), self.test(open), self.chance());
         let away = test.mean / test.error;
         let standing = if student::tail(-away, test.scatter.freedom) <= chance {
-            Standing::Healthy
+            RevisionStanding::Healthy
         } else if student::tail(away, test.scatter.freedom) <= chance {
-            Standing::Ill
+            RevisionStanding::Ill
         } else if rounds >= self.rounds_most() {
-            Standing::Unknown { why: format!("{rounds} rounds do not tell to which end it belongs") }
+            RevisionStanding::Unknown { why: format!("{rounds} rounds do not tell to which end it belongs") }
         } else {
-            return Heard::More;
+            return JudgeReply::More;
         };
         self.close(standing)
     }
@@ -379,12 +390,12 @@ impl PaceJudge {
         PaceTest { mean, error: (variance / (freedom + 1.0)).sqrt(), spans, scatter }
     }
 
-    fn close(&mut self, standing: Standing) -> Heard {
-        let Some(open) = self.open.take() else { return Heard::More };
+    fn close(&mut self, standing: RevisionStanding) -> JudgeReply {
+        let Some(open) = self.open.take() else { return JudgeReply::More };
         let (test, chance) = (self.test(&open), self.chance());
-        let judged = Judged::new(open.revision, standing, open.processes);
+        let judged = JudgedRevision::new(open.revision, standing, open.processes);
         let Some(known) = self.known.as_mut().filter(|_| !open.rounds.is_empty()) else {
-            return Heard::Stands(Box::new(judged));
+            return JudgeReply::Stands(Box::new(judged));
         };
         known.spans.extend(test.spans);
         let span = mean_and_variance(&known.spans).0;
@@ -394,8 +405,8 @@ impl PaceJudge {
         let mut all: Vec<f64> = open.rounds.iter().map(|round| round[OWN]).collect();
         let (rounds, seconds) = (all.len(), stats::median(&mut all).unwrap_or(0.0));
         self.scatter = test.scatter;
-        let pace = Some(Pace { metric: known.metric, rounds, seconds, share });
-        Heard::Stands(Box::new(Judged { pace, ..judged }))
+        let pace = Some(RevisionPace { metric: known.metric, rounds, seconds, share });
+        JudgeReply::Stands(Box::new(JudgedRevision { pace, ..judged }))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::conclusion::Standing;
+use super::conclusion::RevisionStanding;
 
 /// Most unjudgeable revisions between two judged ones before a search ends, because each is a build.
 pub(super) const UNKNOWN_MOST: usize = 16;
@@ -15,7 +15,7 @@ pub(super) struct KnownRevisions {
     pub(super) last: usize,
     /// End with the symptom.
     pub(super) ill: usize,
-    known: BTreeMap<usize, Standing>,
+    known: BTreeMap<usize, RevisionStanding>,
 }
 
 impl KnownRevisions {
@@ -32,28 +32,28 @@ impl KnownRevisions {
     /// Records which end has the symptom.
     pub(super) fn differ(&mut self, is_newer: bool) {
         self.ill = if is_newer { self.last } else { 0 };
-        self.set(self.ill, Standing::Ill);
+        self.set(self.ill, RevisionStanding::Ill);
     }
 
     /// Records the judgement of a revision.
-    pub(super) fn set(&mut self, revision: usize, standing: Standing) {
+    pub(super) fn set(&mut self, revision: usize, standing: RevisionStanding) {
         self.known.insert(revision, standing);
     }
 
     /// Returns the standing of a revision, if known.
-    pub(super) fn standing(&self, revision: usize) -> Option<&Standing> {
+    pub(super) fn standing(&self, revision: usize) -> Option<&RevisionStanding> {
         self.known.get(&revision)
     }
 
     /// Returns the healthy and the ill revision that are closest to each other.
     pub(super) fn bounds(&self) -> Option<(usize, usize)> {
         let away = |at: &usize| at.abs_diff(self.healthy());
-        let all = |wanted: Standing| {
+        let all = |wanted: RevisionStanding| {
             self.known.iter().filter(move |(_, standing)| **standing == wanted).map(|(at, _)| *at)
         };
-        let healthy = all(Standing::Healthy).max_by_key(away)?;
+        let healthy = all(RevisionStanding::Healthy).max_by_key(away)?;
         // An ill revision before a healthy one had another cause, which has ended.
-        let ill = all(Standing::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
+        let ill = all(RevisionStanding::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
         Some((healthy, ill))
     }
 

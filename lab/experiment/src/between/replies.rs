@@ -17,10 +17,12 @@ use serde::{Deserialize, Serialize};
 
 use warden_policies::defaults::Strictness;
 
-use super::super::proof::{self, ProofPolicy, Reply};
-use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
-use super::judge::{Heard, Judge};
-use super::{Ask, JudgingPolicies, RevisionAim, Seen};
+use super::super::proof::{self, BuildReply, ProofPolicy};
+use super::conclusion::{
+    JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
+};
+use super::judge::{JudgeReply, SymptomJudge};
+use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
 
 /// Least number of times each end is asked: a second answer shows if an end repeats itself.
 const ROUNDS_LEAST: usize = 2;
@@ -32,7 +34,7 @@ const REVISION_ROUNDS_IF_UNSTEADY: usize = 3;
 
 /// Answers of a revision to the questions that distinguish the ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct RevisionAnswers {
     /// Questions answered like the older end.
     pub as_older: usize,
     /// Questions answered like the newer end.
@@ -46,7 +48,7 @@ pub struct Said {
     pub missing: Vec<String>,
 }
 
-impl Said {
+impl RevisionAnswers {
     /// Returns true if the answers match neither end.
     pub const fn is_third(&self) -> bool {
         !self.otherwise.is_empty() || (self.as_older > 0 && self.as_newer > 0)
@@ -55,7 +57,7 @@ impl Said {
 
 /// A question that the ends answer differently.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Otherwise {
+pub struct EndsDifference {
     /// Name of the request.
     pub request: String,
     /// Equal tokens before the first difference.
@@ -82,7 +84,7 @@ struct DistinguishingQuestion {
 #[derive(Debug)]
 struct AskedRevision {
     revision: usize,
-    asked: Vec<Vec<Reply>>,
+    asked: Vec<Vec<BuildReply>>,
     least: usize,
 }
 
@@ -91,28 +93,34 @@ struct AskedRevision {
 pub(super) struct RepliesJudge {
     proof: ProofPolicy,
     last: usize,
-    older: Vec<Vec<Reply>>,
-    newer: Vec<Vec<Reply>>,
+    older: Vec<Vec<BuildReply>>,
+    newer: Vec<Vec<BuildReply>>,
     telling: Vec<DistinguishingQuestion>,
     /// Both ends repeat themselves exactly.
     is_quiet: bool,
     open: Option<AskedRevision>,
 }
 
-impl Judge for RepliesJudge {
-    fn next(&self) -> Option<Ask> {
+impl SymptomJudge for RepliesJudge {
+    fn next(&self) -> Option<ProcessOrder> {
         if self.telling.is_empty() {
             let is_newer = self.newer.len() <= self.older.len();
-            return Some(Ask::visit(RevisionAim::Answers, if is_newer { self.last } else { 0 }, true));
+            return Some(ProcessOrder::visit(
+                RevisionAim::Answers,
+                if is_newer { self.last } else { 0 },
+                true,
+            ));
         }
-        self.open.as_ref().map(|open| Ask::visit(RevisionAim::Answers, open.revision, false))
+        self.open.as_ref().map(|open| ProcessOrder::visit(RevisionAim::Answers, open.revision, false))
     }
 
-    fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
+    fn take(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
         let replies = match seen {
-            Seen::Visit(visit) => visit.replies,
-            Seen::Cannot(why) => return self.close(Standing::Unknown { why }),
-            Seen::Findings(_) => return self.close(Standing::Unknown { why: "it was not asked".to_owned() }),
+            ProcessResult::Visit(visit) => visit.replies,
+            ProcessResult::Cannot(why) => return self.close(RevisionStanding::Unknown { why }),
+            ProcessResult::Findings(_) => {
+                return self.close(RevisionStanding::Unknown { why: "it was not asked".to_owned() });
+            }
         };
         if let Some(open) = &mut self.open {
             open.asked.push(replies);
@@ -122,11 +130,12 @@ impl Judge for RepliesJudge {
         self.look_at_ends()
     }
 
-    fn begin(&mut self, revision: usize, again: bool) -> Heard {
+    fn begin(&mut self, revision: usize, again: bool) -> JudgeReply {
         if revision == 0 && !again {
-            let answers = Some(Said { as_older: self.telling.len(), ..Said::default() });
-            let judged = Judged::new(0, Standing::Healthy, self.older.len());
-            return Heard::Stands(Box::new(Judged { answers, ..judged }));
+            let answers =
+                Some(RevisionAnswers { as_older: self.telling.len(), ..RevisionAnswers::default() });
+            let judged = JudgedRevision::new(0, RevisionStanding::Healthy, self.older.len());
+            return JudgeReply::Stands(Box::new(JudgedRevision { answers, ..judged }));
         }
         let least = match (self.is_quiet, again) {
             (true, false) => 1,
@@ -134,21 +143,21 @@ impl Judge for RepliesJudge {
             (false, _) => REVISION_ROUNDS_IF_UNSTEADY,
         };
         self.open = Some(AskedRevision { revision, asked: Vec::new(), least });
-        Heard::More
+        JudgeReply::More
     }
 
-    fn describe_ends(&self, conclusion: &mut Conclusion) {
+    fn describe_ends(&self, conclusion: &mut RevisionConclusion) {
         if self.telling.is_empty() {
             // List differences too small to count, unless an end answers differently each time.
-            let is_alike = matches!(conclusion.outcome, Outcome::Alike { sure: true });
+            let is_alike = matches!(conclusion.outcome, RevisionOutcome::Alike { sure: true });
             let near = self.requests().filter(|_| is_alike).filter_map(|request| self.near(request));
             conclusion.differences = near.collect();
             return;
         }
         conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(&one.request)).collect();
-        let answers = Some(Said { as_newer: self.telling.len(), ..Said::default() });
-        let judged = Judged::new(self.last, Standing::Ill, self.newer.len());
-        conclusion.judged.push(Judged { answers, ..judged });
+        let answers = Some(RevisionAnswers { as_newer: self.telling.len(), ..RevisionAnswers::default() });
+        let judged = JudgedRevision::new(self.last, RevisionStanding::Ill, self.newer.len());
+        conclusion.judged.push(JudgedRevision { answers, ..judged });
     }
 }
 
@@ -164,23 +173,23 @@ impl RepliesJudge {
     }
 
     /// Finds the questions that distinguish the ends, once both were asked equally often.
-    fn look_at_ends(&mut self) -> Heard {
+    fn look_at_ends(&mut self) -> JudgeReply {
         let asked = self.older.len();
         if asked != self.newer.len() || asked < ROUNDS_LEAST {
-            return Heard::More;
+            return JudgeReply::More;
         }
         let is_quiet = self.requests().all(|request| self.is_quiet_at(request));
         self.is_quiet = is_quiet;
         if !self.is_quiet && asked < ROUNDS_IF_UNSTEADY {
-            return Heard::More;
+            return JudgeReply::More;
         }
         let telling = self.requests().filter_map(|request| self.telling(request)).collect();
         self.telling = telling;
         if self.telling.is_empty() {
-            return Heard::Over(self.silent().unwrap_or(Outcome::Alike { sure: self.is_quiet }));
+            return JudgeReply::Over(self.silent().unwrap_or(RevisionOutcome::Alike { sure: self.is_quiet }));
         }
         let requests = self.telling.iter().map(|one| one.request.clone()).collect();
-        Heard::Differ { symptom: Symptom::Answers { requests }, is_newer: true }
+        JudgeReply::Differ { symptom: RevisionSymptom::Answers { requests }, is_newer: true }
     }
 
     /// Returns the requests sent to both ends.
@@ -191,22 +200,23 @@ impl RepliesJudge {
     }
 
     /// Returns the failure of an end that refuses everything, so that there is nothing to compare.
-    fn silent(&self) -> Option<Outcome> {
+    fn silent(&self) -> Option<RevisionOutcome> {
         let (older, newer) = (self.older.iter().flatten(), self.newer.iter().flatten());
-        let refused = |reply: &Reply| reply.refused.clone();
-        let is_asked = |mut end: std::slice::Iter<'_, Vec<Reply>>| end.any(|replies| !replies.is_empty());
+        let refused = |reply: &BuildReply| reply.refused.clone();
+        let is_asked =
+            |mut end: std::slice::Iter<'_, Vec<BuildReply>>| end.any(|replies| !replies.is_empty());
         if self.requests().next().is_none() {
             let why = "it answers none of the questions".to_owned();
-            return Some(Outcome::EndFailed { newer: is_asked(self.older.iter()), why });
+            return Some(RevisionOutcome::EndFailed { newer: is_asked(self.older.iter()), why });
         }
         let mut all = older.chain(newer).map(refused).peekable();
         let first = all.peek().cloned().flatten()?;
         let why = format!("it refuses all questions, as the newer one does: {first}");
-        all.all(|refused| refused.is_some()).then_some(Outcome::EndFailed { newer: false, why })
+        all.all(|refused| refused.is_some()).then_some(RevisionOutcome::EndFailed { newer: false, why })
     }
 
     /// Returns the difference between the ends' first answers, however small.
-    fn near(&self, request: &str) -> Option<Otherwise> {
+    fn near(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
         let differs = proof::differ(Strictness::Equal, 0.0, older, newer);
         differs.then(|| self.otherwise(request)).flatten()
@@ -235,25 +245,25 @@ impl RepliesJudge {
         (is_steady && differs).then_some(question)
     }
 
-    fn differ(&self, question: &DistinguishingQuestion, one: &Reply, other: &Reply) -> bool {
+    fn differ(&self, question: &DistinguishingQuestion, one: &BuildReply, other: &BuildReply) -> bool {
         proof::differ(self.proof.answers, question.limit, one, other)
     }
 
     /// Returns each end's first answer.
-    fn first_of_both(&self, request: &str) -> Option<(&Reply, &Reply)> {
+    fn first_of_both(&self, request: &str) -> Option<(&BuildReply, &BuildReply)> {
         let first = |end| all(end, request).first().copied();
         Some((first(&self.older)?, first(&self.newer)?))
     }
 
-    fn otherwise(&self, request: &str) -> Option<Otherwise> {
+    fn otherwise(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
         let difference = proof::difference(older, newer);
-        let said = |reply: &Reply| match &reply.refused {
+        let said = |reply: &BuildReply| match &reply.refused {
             Some(why) => format!("refused: {why}"),
             None if reply.vector.is_empty() => reply.text.clone(),
             None => format!("{} numbers", reply.vector.len()),
         };
-        Some(Otherwise {
+        Some(EndsDifference {
             request: request.to_owned(),
             shared: difference.shared,
             of: difference.of,
@@ -264,11 +274,11 @@ impl RepliesJudge {
     }
 
     /// Counts a revision's answers so far.
-    fn said(&self, open: &AskedRevision) -> Said {
-        let mut said = Said::default();
+    fn said(&self, open: &AskedRevision) -> RevisionAnswers {
+        let mut said = RevisionAnswers::default();
         for question in &self.telling {
             let own = all(&open.asked, &question.request);
-            let is_as = |end: &[Vec<Reply>], one: &Reply| {
+            let is_as = |end: &[Vec<BuildReply>], one: &BuildReply| {
                 all(end, &question.request).iter().any(|other| !self.differ(question, other, one))
             };
             let older = own.iter().filter(|one| is_as(&self.older, one)).count();
@@ -289,45 +299,45 @@ impl RepliesJudge {
     }
 
     /// Judges the open revision by all its answers.
-    fn look(&mut self) -> Heard {
+    fn look(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.asked.len() >= open.least) else {
-            return Heard::More;
+            return JudgeReply::More;
         };
         let said = self.said(open);
         let standing = if said.as_newer > 0 || !said.otherwise.is_empty() {
-            Standing::Ill
+            RevisionStanding::Ill
         } else if !said.missing.is_empty() {
             let names = said.missing.join("”, “");
-            Standing::Unknown {
+            RevisionStanding::Unknown {
                 why: format!("nothing is known of its answer to “{names}”, which the ends answer"),
             }
         } else if said.unsteady.is_empty() {
-            Standing::Healthy
+            RevisionStanding::Healthy
         } else if open.asked.len() < ROUNDS_IF_UNSTEADY {
-            return Heard::More;
+            return JudgeReply::More;
         } else {
             let names = said.unsteady.join("”, “");
-            Standing::Unknown {
-                why: format!("now it answers as the older end, now otherwise: “{names}”")
+            RevisionStanding::Unknown {
+                why: format!("now it answers as the older end, now otherwise: “{names}”"),
             }
         };
         self.close(standing)
     }
 
-    fn close(&mut self, standing: Standing) -> Heard {
-        let Some(open) = self.open.take() else { return Heard::More };
+    fn close(&mut self, standing: RevisionStanding) -> JudgeReply {
+        let Some(open) = self.open.take() else { return JudgeReply::More };
         let answers = (!open.asked.is_empty()).then(|| self.said(&open));
-        let judged = Judged::new(open.revision, standing, open.asked.len());
-        Heard::Stands(Box::new(Judged { answers, ..judged }))
+        let judged = JudgedRevision::new(open.revision, standing, open.asked.len());
+        JudgeReply::Stands(Box::new(JudgedRevision { answers, ..judged }))
     }
 }
 
 /// Returns all answers to one request.
-fn all<'a>(asked: &'a [Vec<Reply>], request: &str) -> Vec<&'a Reply> {
+fn all<'a>(asked: &'a [Vec<BuildReply>], request: &str) -> Vec<&'a BuildReply> {
     asked.iter().filter_map(|replies| replies.iter().find(|reply| reply.request == request)).collect()
 }
 
-fn pairs<'a>(all: &[&'a Reply]) -> impl Iterator<Item = (&'a Reply, &'a Reply)> {
+fn pairs<'a>(all: &[&'a BuildReply]) -> impl Iterator<Item = (&'a BuildReply, &'a BuildReply)> {
     let pairs: Vec<_> = all
         .iter()
         .enumerate()

@@ -5,11 +5,11 @@ mod pace;
 mod replies;
 
 use super::*;
-use crate::crash::{self, Again, Crash, Run};
-use crate::proof::{Metric, Reply, Visit};
-use crate::{Ended, GrowthEnd, SeriesFinding, Speed, Workload};
-use warden_policies::growth::{IntervalEstimate, Verdict};
-use warden_policies::sample::{MemoryKind, Work};
+use crate::crash::{self, CrashRecurrence, CrashRun, WorkloadCrash};
+use crate::proof::{BuildMetric, BuildReply, BuildVisit};
+use crate::{GrowthEnd, LegEnd, LegSpeed, SeriesFinding, Workload};
+use warden_policies::growth::{GrowthVerdict, IntervalEstimate};
+use warden_policies::sample::{MemoryKind, WorkDone};
 use warden_policies::world::SplitMix;
 
 const KIB: f64 = 1024.0;
@@ -22,26 +22,30 @@ fn rules() -> JudgingPolicies<'static> {
 
 /// Runs a search to its end. Equal questions get equal answers, and a search resumed from its results ends
 /// with the same conclusion.
-fn run(aim: RevisionAim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
-    let mut search = Search::new(rules(), aim, last);
-    let mut told: Vec<(Ask, Seen)> = Vec::new();
+fn run(
+    aim: RevisionAim,
+    last: usize,
+    process: &mut dyn FnMut(ProcessOrder) -> ProcessResult,
+) -> RevisionConclusion {
+    let mut search = RevisionSearch::new(rules(), aim, last);
+    let mut told: Vec<(ProcessOrder, ProcessResult)> = Vec::new();
     let found = loop {
         let ask = match search.next() {
-            Step::Done(conclusion) => break conclusion,
-            Step::Run(ask) => ask,
+            RevisionStep::Done(conclusion) => break conclusion,
+            RevisionStep::Run(ask) => ask,
         };
-        assert_eq!(search.next(), Step::Run(ask), "asking twice changes nothing");
+        assert_eq!(search.next(), RevisionStep::Run(ask), "asking twice changes nothing");
         let seen = process(ask);
         search.observe(ask, seen.clone());
         told.push((ask, seen));
         assert!(told.len() < 2000, "it does not end");
     };
-    let mut again = Search::new(rules(), aim, last);
+    let mut again = RevisionSearch::new(rules(), aim, last);
     for (ask, seen) in told {
-        assert_eq!(again.next(), Step::Run(ask));
+        assert_eq!(again.next(), RevisionStep::Run(ask));
         again.observe(ask, seen);
     }
-    assert_eq!(again.next(), Step::Done(found.clone()));
+    assert_eq!(again.next(), RevisionStep::Done(found.clone()));
     found
 }
 
@@ -95,9 +99,9 @@ impl History {
         self.random.between(-1.0, 1.0)
     }
 
-    fn process(&mut self, ask: Ask) -> Seen {
+    fn process(&mut self, ask: ProcessOrder) -> ProcessResult {
         if self.broken.contains(&ask.revision) {
-            return Seen::Cannot("it does not build".to_owned());
+            return ProcessResult::Cannot("it does not build".to_owned());
         }
         let newer = ask.revision >= self.at;
         let rate = match self.planted {
@@ -110,18 +114,19 @@ impl History {
             && newer
             && let Some(at) = self.dies(chance)
         {
-            found.ended = Ended::Crashed { why: "signal 11".to_owned() };
+            found.ended = LegEnd::Crashed { why: "signal 11".to_owned() };
             found.requests = at;
             let mut runs = Vec::new();
-            let mut again = Again::Undecided;
-            while ask.is_end && again == Again::Undecided {
+            let mut again = CrashRecurrence::Undecided;
+            while ask.is_end && again == CrashRecurrence::Undecided {
                 let died = self.dies(chance);
-                runs.push(Run { requests: died.unwrap_or(184), died: died.is_some() });
+                runs.push(CrashRun { requests: died.unwrap_or(184), died: died.is_some() });
                 again = crash::again(&warden_policies::defaults().diagnose.crash, &runs);
             }
-            found.crash = Some(Crash { at_request: at, why: String::new(), lines: Vec::new(), runs, again });
+            found.crash =
+                Some(WorkloadCrash { at_request: at, why: String::new(), lines: Vec::new(), runs, again });
         }
-        Seen::Findings(vec![found])
+        ProcessResult::Findings(vec![found])
     }
 
     /// Returns the request, of 184, at which the server dies.
@@ -129,16 +134,16 @@ impl History {
         (1..=184).find(|_| self.random.between(0.0, 1.0) < chance)
     }
 
-    fn search(&mut self) -> Conclusion {
+    fn search(&mut self) -> RevisionConclusion {
         run(RevisionAim::Growth, self.last, &mut |ask| self.process(ask))
     }
 }
 
-fn finding(rate: f64) -> Finding {
+fn finding(rate: f64) -> LegFinding {
     let per_request = IntervalEstimate { value: rate, low: rate - 3.0 * KIB, high: rate + 3.0 * KIB };
     let series = SeriesFinding {
         series: MemoryKind::Host,
-        verdict: if rate > 20.0 * KIB { Verdict::Leaking } else { Verdict::Steady },
+        verdict: if rate > 20.0 * KIB { GrowthVerdict::Leaking } else { GrowthVerdict::Steady },
         per_request: Some(per_request),
         pooled_per_request: None,
         per_prompt_token: None,
@@ -152,15 +157,15 @@ fn finding(rate: f64) -> Finding {
         sees: 1.0,
         graphs: None,
     };
-    Finding {
+    LegFinding {
         workload: Workload::SameImage,
         steps: 184,
         enough: 64,
         requests: 184,
-        work: Work::default(),
+        work: WorkDone::default(),
         series: vec![series],
-        speed: Speed::default(),
-        ended: Ended::Complete,
+        speed: LegSpeed::default(),
+        ended: LegEnd::Complete,
         crash: None,
         control: false,
     }
@@ -171,7 +176,7 @@ fn in_a_hundred_histories_the_revision_that_brought_the_growth_is_found_in_each(
     for seed in 0..100 {
         let mut history = History::new(seed, Planted::Leak(400.0 * KIB));
         let found = history.search();
-        assert_eq!(found.outcome, Outcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
+        assert_eq!(found.outcome, RevisionOutcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
         assert_eq!(found.ill_is_newer, Some(true));
         assert!(found.legs < 160, "seed {seed}: {} processes", found.legs);
     }
@@ -182,7 +187,7 @@ fn in_a_hundred_the_one_that_ended_it() {
     for seed in 100..200 {
         let mut history = History::new(seed, Planted::Cure(400.0 * KIB));
         let found = history.search();
-        assert_eq!(found.outcome, Outcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
+        assert_eq!(found.outcome, RevisionOutcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
         assert_eq!(found.ill_is_newer, Some(false));
     }
 }
@@ -192,7 +197,7 @@ fn in_a_hundred_the_one_that_brought_a_crash_that_comes_each_time() {
     for seed in 200..300 {
         let mut history = History::new(seed, Planted::Crash(0.04));
         let found = history.search();
-        assert_eq!(found.outcome, Outcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
+        assert_eq!(found.outcome, RevisionOutcome::Found { revision: history.at }, "seed {seed}: {found:#?}");
     }
 }
 
@@ -203,15 +208,15 @@ fn a_crash_that_comes_seldom_is_found_or_the_search_says_that_it_is_not_sure() {
         // Every fourth process survives.
         let mut history = History::new(seed, Planted::Crash(0.0075));
         match history.search().outcome {
-            Outcome::Found { revision } => {
+            RevisionOutcome::Found { revision } => {
                 assert_eq!(revision, history.at, "seed {seed}");
                 right += 1;
             }
-            Outcome::Unsteady { .. }
-            | Outcome::Among { .. }
-            | Outcome::NeitherIll { .. }
-            | Outcome::NotAgain
-            | Outcome::EndFailed { .. } => {}
+            RevisionOutcome::Unsteady { .. }
+            | RevisionOutcome::Among { .. }
+            | RevisionOutcome::NeitherIll { .. }
+            | RevisionOutcome::NotAgain
+            | RevisionOutcome::EndFailed { .. } => {}
             other => panic!("seed {seed}: {other:?}"),
         }
     }
@@ -222,13 +227,17 @@ fn a_crash_that_comes_seldom_is_found_or_the_search_says_that_it_is_not_sure() {
 fn what_cannot_be_told_around_it_leaves_a_range() {
     let mut history = History::new(7, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (40, 20, (15..=22).collect());
-    assert_eq!(history.search().outcome, Outcome::Among { first: 15, last: 23 });
+    assert_eq!(history.search().outcome, RevisionOutcome::Among { first: 15, last: 23 });
     // A buildable revision among broken ones.
     history.broken.retain(|one| *one != 18);
-    assert_eq!(history.search().outcome, Outcome::Among { first: 19, last: 23 });
+    assert_eq!(history.search().outcome, RevisionOutcome::Among { first: 19, last: 23 });
     (history.last, history.at, history.broken) = (800, 390, (250..=560).collect());
     let found = history.search();
-    assert_eq!(found.outcome, Outcome::Among { first: 250, last: 561 }, "and not each of them is built");
+    assert_eq!(
+        found.outcome,
+        RevisionOutcome::Among { first: 250, last: 561 },
+        "and not each of them is built"
+    );
     assert!(found.judged.len() < 40, "{}", found.judged.len());
 }
 
@@ -236,13 +245,13 @@ fn what_cannot_be_told_around_it_leaves_a_range() {
 fn ends_that_are_alike_are_told() {
     let mut both = History::new(8, Planted::Leak(400.0 * KIB));
     both.at = 0;
-    assert_eq!(both.search().outcome, Outcome::BothIll);
+    assert_eq!(both.search().outcome, RevisionOutcome::BothIll);
     let mut neither = History::new(9, Planted::Leak(400.0 * KIB));
     neither.at = neither.last + 1;
-    assert_eq!(neither.search().outcome, Outcome::NeitherIll { short: false, suspected: false });
+    assert_eq!(neither.search().outcome, RevisionOutcome::NeitherIll { short: false, suspected: false });
     let mut broken = History::new(10, Planted::Leak(400.0 * KIB));
     broken.broken = vec![0];
-    let Outcome::EndFailed { newer: false, why } = broken.search().outcome else { panic!() };
+    let RevisionOutcome::EndFailed { newer: false, why } = broken.search().outcome else { panic!() };
     assert_eq!(why, "it does not build");
 }
 
@@ -250,10 +259,10 @@ fn ends_that_are_alike_are_told() {
 fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
     let mut history = History::new(11, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (64, 50, Vec::new());
-    let mut search = Search::new(rules(), RevisionAim::Growth, history.last);
-    assert_eq!((search.interrupt().outcome, search.left()), (Outcome::Interrupted, None));
+    let mut search = RevisionSearch::new(rules(), RevisionAim::Growth, history.last);
+    assert_eq!((search.interrupt().outcome, search.left()), (RevisionOutcome::Interrupted, None));
     let mut before = usize::MAX;
-    while let Step::Run(ask) = search.next() {
+    while let RevisionStep::Run(ask) = search.next() {
         let seen = history.process(ask);
         search.observe(ask, seen);
         if let Some(left) = search.left() {
@@ -266,57 +275,58 @@ fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
 
 #[test]
 fn more_of_the_same_growth_is_a_symptom_too() {
-    let mut search = Search::new(rules(), RevisionAim::Growth, 40);
+    let mut search = RevisionSearch::new(rules(), RevisionAim::Growth, 40);
     let mut random = SplitMix::new(5);
     let found = loop {
         match search.next() {
-            Step::Done(conclusion) => break conclusion,
-            Step::Run(ask) => {
+            RevisionStep::Done(conclusion) => break conclusion,
+            RevisionStep::Run(ask) => {
                 let rate = if ask.revision >= 17 { 400.0 } else { 40.0 };
-                let seen = Seen::Findings(vec![finding(rate * KIB * random.between(0.9, 1.1))]);
+                let seen = ProcessResult::Findings(vec![finding(rate * KIB * random.between(0.9, 1.1))]);
                 search.observe(ask, seen);
             }
         }
     };
-    assert_eq!(found.outcome, Outcome::Found { revision: 17 }, "{found:#?}");
+    assert_eq!(found.outcome, RevisionOutcome::Found { revision: 17 }, "{found:#?}");
 }
 
 #[test]
 fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_this_one() {
-    let mut search = Search::new(rules(), RevisionAim::Growth, 2);
-    let once = Crash {
+    let mut search = RevisionSearch::new(rules(), RevisionAim::Growth, 2);
+    let once = WorkloadCrash {
         at_request: 3,
         why: String::new(),
         lines: Vec::new(),
         runs: Vec::new(),
-        again: Again::NotAgain,
+        again: CrashRecurrence::NotAgain,
     };
-    let died = Finding { workload: Workload::ShortText, crash: Some(once), ..finding(0.0) };
-    let failed = Ended::Failed { why: "no embeddings".to_owned() };
-    let other = Finding { workload: Workload::Embeddings, ended: failed, ..finding(0.0) };
+    let died = LegFinding { workload: Workload::ShortText, crash: Some(once), ..finding(0.0) };
+    let failed = LegEnd::Failed { why: "no embeddings".to_owned() };
+    let other = LegFinding { workload: Workload::Embeddings, ended: failed, ..finding(0.0) };
     let found = loop {
         match search.next() {
-            Step::Done(conclusion) => break conclusion,
-            Step::Run(ask) => {
+            RevisionStep::Done(conclusion) => break conclusion,
+            RevisionStep::Run(ask) => {
                 let own = finding(if ask.revision >= 1 { 400.0 * KIB } else { 0.0 });
                 let all = if ask.is_end { vec![died.clone(), other.clone(), own] } else { vec![own] };
-                search.observe(ask, Seen::Findings(all));
+                search.observe(ask, ProcessResult::Findings(all));
             }
         }
     };
-    assert_eq!(found.outcome, Outcome::Found { revision: 1 }, "{found:#?}");
+    assert_eq!(found.outcome, RevisionOutcome::Found { revision: 1 }, "{found:#?}");
 }
 
 #[test]
 fn what_was_told_of_growth_is_read_as_before_and_a_visit_as_it_was_told() {
     let before = r#"{"revision":3,"is_end":true,"whole":false,"control":false,"workload":null}"#;
-    let ask: Ask = serde_json::from_str(before).unwrap();
+    let ask: ProcessOrder = serde_json::from_str(before).unwrap();
     assert_eq!(ask.aim, RevisionAim::Growth);
     assert_eq!(serde_json::to_string(&ask).unwrap(), before);
-    let ask = Ask { aim: RevisionAim::Answers, ..ask };
-    let reply = Reply { request: "text 1".to_owned(), refused: Some("no".to_owned()), ..Reply::default() };
-    let visit = Visit { measured: vec![(Metric::Decode, 0.25)], replies: vec![reply] };
-    let told = serde_json::to_string(&(ask, Seen::Visit(visit.clone()))).unwrap();
-    let (asked, seen): (Ask, Seen) = serde_json::from_str(&told).unwrap();
-    assert_eq!((asked, seen), (ask, Seen::Visit(visit)));
+    let ask = ProcessOrder { aim: RevisionAim::Answers, ..ask };
+    let reply =
+        BuildReply { request: "text 1".to_owned(), refused: Some("no".to_owned()), ..BuildReply::default() };
+    let visit = BuildVisit { measured: vec![(BuildMetric::Decode, 0.25)], replies: vec![reply] };
+    let told = serde_json::to_string(&(ask, ProcessResult::Visit(visit.clone()))).unwrap();
+    let (asked, seen): (ProcessOrder, ProcessResult) = serde_json::from_str(&told).unwrap();
+    assert_eq!((asked, seen), (ask, ProcessResult::Visit(visit)));
 }

@@ -2,38 +2,40 @@
 //! switch: [`sequential`] for growth, [`crash`] for crashes. A revision with as little growth as a cure may
 //! leave is healthy; one with more is ill, so the first revision with a part of the symptom is found.
 
-use super::super::crash::{self, CrashPolicy, Run};
-use super::super::sequential::{self, CurePolicy, Does, Judgement};
-use super::super::trial::{Leg, Track};
-use super::super::{Ended, Finding};
-use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
-use super::judge::{Heard, Judge};
-use super::{Ask, JudgingPolicies, RevisionAim, Seen};
+use super::super::crash::{self, CrashPolicy, CrashRun};
+use super::super::sequential::{self, CurePolicy, SwitchEffect, SwitchJudgement};
+use super::super::trial::{TrialLeg, WorkloadMemory};
+use super::super::{LegEnd, LegFinding};
+use super::conclusion::{
+    JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
+};
+use super::judge::{JudgeReply, SymptomJudge};
+use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
 use warden_policies::growth::IntervalEstimate;
 
 /// Processes of a revision: legs in a search for growth, runs in a search for a crash.
 #[derive(Clone, Debug, Default)]
 struct RevisionProcesses {
-    legs: Vec<Leg>,
-    runs: Vec<Run>,
+    legs: Vec<TrialLeg>,
+    runs: Vec<CrashRun>,
 }
 
 impl RevisionProcesses {
     /// Adds a process; the error is the reason why it shows nothing.
-    fn add(&mut self, symptom: &Symptom, seen: Seen) -> Result<(), String> {
+    fn add(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> Result<(), String> {
         let found = findings(seen)?;
         let died = found.iter().find_map(|finding| match &finding.ended {
-            Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
+            LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } => Some(why.clone()),
             _ => None,
         });
         match (symptom, died) {
-            (Symptom::Crash { .. }, died) => {
-                let run = found.iter().find_map(Finding::survived);
+            (RevisionSymptom::Crash { .. }, died) => {
+                let run = found.iter().find_map(LegFinding::survived);
                 let run = run.ok_or_else(|| died.unwrap_or_else(|| "its work was cut short".to_owned()))?;
                 self.runs.push(run);
             }
             (_, Some(why)) => return Err(why),
-            (_, None) => self.legs.push(Leg::of(&found)),
+            (_, None) => self.legs.push(TrialLeg::of(&found)),
         }
         Ok(())
     }
@@ -42,7 +44,7 @@ impl RevisionProcesses {
         self.legs.is_empty() && self.runs.is_empty()
     }
 
-    fn rates(&self, track: Track) -> Vec<IntervalEstimate> {
+    fn rates(&self, track: WorkloadMemory) -> Vec<IntervalEstimate> {
         self.legs.iter().filter_map(|leg| leg.of_track(track).map(|(rate, _)| rate)).collect()
     }
 }
@@ -54,9 +56,9 @@ pub(super) struct WorkJudge {
     crash: CrashPolicy,
     last: usize,
     /// Findings on the ends; the newer one is measured first.
-    newer: Option<Vec<Finding>>,
-    older: Vec<Finding>,
-    symptom: Option<Symptom>,
+    newer: Option<Vec<LegFinding>>,
+    older: Vec<LegFinding>,
+    symptom: Option<RevisionSymptom>,
     /// End with the symptom.
     ill: usize,
     /// Processes of the ill end.
@@ -69,18 +71,25 @@ pub(super) struct WorkJudge {
     open: Option<(usize, RevisionProcesses)>,
 }
 
-impl Judge for WorkJudge {
-    fn next(&self) -> Option<Ask> {
+impl SymptomJudge for WorkJudge {
+    fn next(&self) -> Option<ProcessOrder> {
         let Some(symptom) = &self.symptom else {
             let revision = if self.newer.is_none() { self.last } else { 0 };
             let (whole, control, workload) = (false, false, None);
-            return Some(Ask { revision, is_end: true, whole, control, workload, aim: RevisionAim::Growth });
+            return Some(ProcessOrder {
+                revision,
+                is_end: true,
+                whole,
+                control,
+                workload,
+                aim: RevisionAim::Growth,
+            });
         };
         let open = self.open.as_ref().map(|(revision, _)| *revision);
         let revision = if self.wants_baseline() { self.ill } else { open? };
-        let whole = matches!(symptom, Symptom::Crash { .. });
+        let whole = matches!(symptom, RevisionSymptom::Crash { .. });
         let (workload, control) = symptom.work()?;
-        Some(Ask {
+        Some(ProcessOrder {
             revision,
             is_end: false,
             whole,
@@ -90,12 +99,12 @@ impl Judge for WorkJudge {
         })
     }
 
-    fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
+    fn take(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
         let Some(symptom) = self.symptom.clone() else {
             let found = findings(seen).unwrap_or_default();
             if self.newer.is_none() {
                 self.newer = Some(found);
-                return Heard::More;
+                return JudgeReply::More;
             }
             self.older = found;
             return self.diagnose();
@@ -104,7 +113,7 @@ impl Judge for WorkJudge {
             match self.baseline.add(&symptom, seen) {
                 Ok(()) => (self.failed, self.since) = (0, 0),
                 Err(why) if self.failed + 1 >= self.cure.baseline_failures => {
-                    return Heard::Over(Outcome::IllFailed { why });
+                    return JudgeReply::Over(RevisionOutcome::IllFailed { why });
                 }
                 Err(_) => self.failed += 1,
             }
@@ -113,25 +122,31 @@ impl Judge for WorkJudge {
         self.add_open(&symptom, seen)
     }
 
-    fn begin(&mut self, revision: usize, again: bool) -> Heard {
+    fn begin(&mut self, revision: usize, again: bool) -> JudgeReply {
         self.open = Some((revision, RevisionProcesses::default()));
         match self.symptom.clone() {
             // A survivor counts by its requests, but an experiment ends early, so its finding cannot show
             // the absence of a crash.
-            Some(symptom @ Symptom::Growth { .. }) if revision.abs_diff(self.ill) == self.last && !again => {
+            Some(symptom @ RevisionSymptom::Growth { .. })
+                if revision.abs_diff(self.ill) == self.last && !again =>
+            {
                 let known = symptom.findings(if self.ill == 0 { self.newer() } else { &self.older });
                 // Legs with the prompt cache do not compare with legs without.
-                if known.is_empty() { Heard::More } else { self.add_open(&symptom, Seen::Findings(known)) }
+                if known.is_empty() {
+                    JudgeReply::More
+                } else {
+                    self.add_open(&symptom, ProcessResult::Findings(known))
+                }
             }
-            _ => Heard::More,
+            _ => JudgeReply::More,
         }
     }
 
-    fn describe_ends(&self, conclusion: &mut Conclusion) {
+    fn describe_ends(&self, conclusion: &mut RevisionConclusion) {
         conclusion.newer = self.newer().to_vec();
         conclusion.older.clone_from(&self.older);
         if self.symptom.is_some() {
-            conclusion.judged.push(self.judged(self.ill, Standing::Ill, &self.baseline));
+            conclusion.judged.push(self.judged(self.ill, RevisionStanding::Ill, &self.baseline));
         }
     }
 }
@@ -153,31 +168,32 @@ impl WorkJudge {
         }
     }
 
-    fn newer(&self) -> &[Finding] {
+    fn newer(&self) -> &[LegFinding] {
         self.newer.as_deref().unwrap_or_default()
     }
 
     /// Finds the symptom once both ends are known.
-    fn diagnose(&mut self) -> Heard {
-        let (symptom, is_newer) = match Symptom::between(self.newer(), &self.older, self.cure.stops_share) {
-            Ok(found) => found,
-            Err(outcome) => return Heard::Over(outcome),
-        };
+    fn diagnose(&mut self) -> JudgeReply {
+        let (symptom, is_newer) =
+            match RevisionSymptom::between(self.newer(), &self.older, self.cure.stops_share) {
+                Ok(found) => found,
+                Err(outcome) => return JudgeReply::Over(outcome),
+            };
         let found = symptom.findings(if is_newer { self.newer() } else { &self.older });
         self.ill = if is_newer { self.last } else { 0 };
-        if matches!(symptom, Symptom::Growth { .. }) {
-            self.baseline.legs.push(Leg::of(&found));
+        if matches!(symptom, RevisionSymptom::Growth { .. }) {
+            self.baseline.legs.push(TrialLeg::of(&found));
         } else {
             // Excludes the crash that started the search: it is no repetition.
             let crash = found.into_iter().find_map(|one| one.crash);
             self.baseline.runs = crash.map(|crash| crash.runs).unwrap_or_default();
         }
         self.symptom = Some(symptom.clone());
-        Heard::Differ { symptom, is_newer }
+        JudgeReply::Differ { symptom, is_newer }
     }
 
     fn wants_baseline(&self) -> bool {
-        let is_growth = matches!(self.symptom, Some(Symptom::Growth { .. }));
+        let is_growth = matches!(self.symptom, Some(RevisionSymptom::Growth { .. }));
         if is_growth && self.baseline.legs.len() < self.cure.baseline_least {
             // Nothing can be judged before the scatter between processes is known.
             return true;
@@ -187,67 +203,69 @@ impl WorkJudge {
     }
 
     /// Adds a process of the open revision.
-    fn add_open(&mut self, symptom: &Symptom, seen: Seen) -> Heard {
+    fn add_open(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> JudgeReply {
         self.since += 1;
         match self.open.as_mut().map(|(_, own)| own.add(symptom, seen)) {
-            Some(Err(why)) => self.close(Standing::Unknown { why }),
+            Some(Err(why)) => self.close(RevisionStanding::Unknown { why }),
             _ => self.look(),
         }
     }
 
     /// Judges the open revision by all its processes.
-    fn look(&mut self) -> Heard {
+    fn look(&mut self) -> JudgeReply {
         let Some((_, own)) = self.open.as_ref().filter(|(_, own)| !own.are_none()) else {
-            return Heard::More;
+            return JudgeReply::More;
         };
         let (does, is_over) = match self.judgement(own) {
             None => {
                 let does = crash::judge(&self.crash, &self.baseline.runs, &own.runs);
                 (does, own.runs.len() >= self.crash.runs_most)
             }
-            Some(_) if self.baseline.legs.len() < self.cure.baseline_least => return Heard::More,
+            Some(_) if self.baseline.legs.len() < self.cure.baseline_least => return JudgeReply::More,
             Some(judged) => {
                 let legs = u32::try_from(own.legs.len()).unwrap_or(u32::MAX);
                 // A reported revision must have been seen twice.
-                let is_once = judged.does == Does::Stops && legs < self.cure.legs_least;
-                (if is_once { Does::Undecided } else { judged.does }, legs >= self.cure.legs_most)
+                let is_once = judged.does == SwitchEffect::Stops && legs < self.cure.legs_least;
+                (if is_once { SwitchEffect::Undecided } else { judged.does }, legs >= self.cure.legs_most)
             }
         };
         let processes = own.legs.len() + own.runs.len();
         self.close(match does {
-            Does::Stops => Standing::Healthy,
-            Does::Halves | Does::Nothing => Standing::Ill,
-            Does::Undecided if !is_over => return Heard::More,
-            Does::Undecided => Standing::Unknown { why: format!("{processes} processes of it do not tell") },
+            SwitchEffect::Stops => RevisionStanding::Healthy,
+            SwitchEffect::Halves | SwitchEffect::Nothing => RevisionStanding::Ill,
+            SwitchEffect::Undecided if !is_over => return JudgeReply::More,
+            SwitchEffect::Undecided => {
+                RevisionStanding::Unknown { why: format!("{processes} processes of it do not tell") }
+            }
         })
     }
 
     /// Compares its growth with that of the ill end; `None` in a search for a crash, or without a finished
     /// process.
-    fn judgement(&self, own: &RevisionProcesses) -> Option<Judgement> {
-        let Some(Symptom::Growth { track, .. }) = self.symptom else { return None };
+    fn judgement(&self, own: &RevisionProcesses) -> Option<SwitchJudgement> {
+        let Some(RevisionSymptom::Growth { track, .. }) = self.symptom else { return None };
         let without = self.baseline.rates(track);
         let kept = without.len().saturating_sub(self.cure.baseline_kept);
         let judged = || sequential::judge(&self.cure, &without[kept..], &own.rates(track));
         (!own.legs.is_empty()).then(judged)
     }
 
-    fn close(&mut self, standing: Standing) -> Heard {
-        let Some((revision, own)) = self.open.take() else { return Heard::More };
-        Heard::Stands(Box::new(self.judged(revision, standing, &own)))
+    fn close(&mut self, standing: RevisionStanding) -> JudgeReply {
+        let Some((revision, own)) = self.open.take() else { return JudgeReply::More };
+        JudgeReply::Stands(Box::new(self.judged(revision, standing, &own)))
     }
 
-    fn judged(&self, revision: usize, standing: Standing, own: &RevisionProcesses) -> Judged {
+    fn judged(&self, revision: usize, standing: RevisionStanding, own: &RevisionProcesses) -> JudgedRevision {
         let (judgement, runs) = (self.judgement(own), own.runs.clone());
-        Judged { judgement, runs, ..Judged::new(revision, standing, own.legs.len()) }
+        JudgedRevision { judgement, runs, ..JudgedRevision::new(revision, standing, own.legs.len()) }
     }
 }
 
 /// Returns the findings of a process, or the reason why there are none.
-fn findings(seen: Seen) -> Result<Vec<Finding>, String> {
+fn findings(seen: ProcessResult) -> Result<Vec<LegFinding>, String> {
     match seen {
-        Seen::Findings(found) => Ok(found),
-        Seen::Visit(_) => Ok(Vec::new()),
-        Seen::Cannot(why) => Err(why),
+        ProcessResult::Findings(found) => Ok(found),
+        ProcessResult::Visit(_) => Ok(Vec::new()),
+        ProcessResult::Cannot(why) => Err(why),
     }
 }

@@ -1,30 +1,30 @@
 //! Judges the baseline: which memories leak without any switch, and if that is certain.
 
-use super::{CurePlanner, Outcome};
-use crate::trial::Track;
-use warden_policies::growth::Verdict;
+use super::{CureOutcome, CurePlanner};
+use crate::trial::WorkloadMemory;
+use warden_policies::growth::GrowthVerdict;
 
 impl CurePlanner {
     /// Returns true if the first leg leaves a question open. A suspected memory may be a second leak next
     /// to a certain one, and a cure has to stop both.
     pub(super) fn unclear(&self) -> bool {
         let all = || self.baseline.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
-        let leaks = all().any(Verdict::leaks);
+        let leaks = all().any(GrowthVerdict::leaks);
         // Too few readings will be too few again; a second leg helps only if nothing leaks for certain.
-        all().any(|verdict| verdict == Verdict::Suspected || (!verdict.is_known() && !leaks))
+        all().any(|verdict| verdict == GrowthVerdict::Suspected || (!verdict.is_known() && !leaks))
     }
 
     /// Returns the memories that leak, or were suspected in two legs.
-    pub(super) fn find_leaks(&self) -> Vec<Track> {
-        let mut tracks: Vec<Track> = Vec::new();
+    pub(super) fn find_leaks(&self) -> Vec<WorkloadMemory> {
+        let mut tracks: Vec<WorkloadMemory> = Vec::new();
         for (track, ..) in self.baseline.iter().flat_map(|leg| &leg.tracks) {
-            let verdicts: Vec<Verdict> = self
+            let verdicts: Vec<GrowthVerdict> = self
                 .baseline
                 .iter()
                 .filter_map(|leg| leg.of_track(*track).map(|(_, verdict)| verdict))
                 .collect();
             let suspect = verdicts.iter().filter(|verdict| verdict.grows()).count();
-            let leaks = verdicts.contains(&Verdict::Leaking) || suspect > 1;
+            let leaks = verdicts.contains(&GrowthVerdict::Leaking) || suspect > 1;
             if leaks && !tracks.contains(track) {
                 tracks.push(*track);
             }
@@ -33,11 +33,11 @@ impl CurePlanner {
     }
 
     /// Returns the outcome if no leak was found: there is none, or it is unknown.
-    pub(super) fn nothing_found(&self) -> Outcome {
+    pub(super) fn nothing_found(&self) -> CureOutcome {
         if self.baseline.iter().all(|leg| leg.short) {
             let why = "there are too few readings to say whether anything leaks".to_owned();
-            return Outcome::NotKnown { why };
+            return CureOutcome::NotKnown { why };
         }
-        Outcome::NothingToCure
+        CureOutcome::NothingToCure
     }
 }

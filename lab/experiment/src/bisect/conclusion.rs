@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CurePlanner, Phase};
-use crate::trial::{Track, TrialReport};
+use super::{CurePhase, CurePlanner};
+use crate::trial::{TrialReport, WorkloadMemory};
 
 /// Outcome of a bisection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Outcome {
+pub enum CureOutcome {
     /// Nothing leaks without switches.
     NothingToCure,
     /// Unknown if anything leaks: no process ran, or none ran long enough.
@@ -33,17 +33,17 @@ pub enum Outcome {
 
 /// Result of a bisection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Conclusion {
+pub struct CureConclusion {
     /// Outcome of the bisection.
-    pub outcome: Outcome,
+    pub outcome: CureOutcome,
     /// Memories that leak without switches.
-    pub leaking: Vec<Track>,
+    pub leaking: Vec<WorkloadMemory>,
     /// Smallest set found to stop all targets, as indices of the switches.
     pub cure: Vec<usize>,
     /// Memories that the cure stops.
-    pub stopped: Vec<Track>,
+    pub stopped: Vec<WorkloadMemory>,
     /// Smallest working set for each memory that can be stopped.
-    pub by_track: Vec<(Track, Vec<usize>)>,
+    pub by_track: Vec<(WorkloadMemory, Vec<usize>)>,
     /// Trials in order.
     pub trials: Vec<TrialReport>,
     /// Number of processes run, baseline included.
@@ -51,26 +51,26 @@ pub struct Conclusion {
 }
 
 impl CurePlanner {
-    pub(super) fn over(&mut self, cure: Vec<usize>) -> Phase {
+    pub(super) fn over(&mut self, cure: Vec<usize>) -> CurePhase {
         self.cure = cure;
         let stopped = self.stopped();
-        Phase::Over(if stopped.is_empty() {
-            Outcome::NotCured
+        CurePhase::Over(if stopped.is_empty() {
+            CureOutcome::NotCured
         } else if self.leaking.iter().all(|track| stopped.contains(track)) {
-            Outcome::Cured
+            CureOutcome::Cured
         } else {
-            Outcome::PartlyCured
+            CureOutcome::PartlyCured
         })
     }
 
     /// Returns the memories that the cure stops.
-    fn stopped(&self) -> Vec<Track> {
+    fn stopped(&self) -> Vec<WorkloadMemory> {
         let own = self.trials.iter().find(|trial| trial.arm.switches == self.cure);
         let Some(own) = own else { return Vec::new() };
         self.leaking.iter().copied().filter(|track| own.stops(*track)).collect()
     }
 
-    pub(super) fn conclude(&self, outcome: Outcome) -> Conclusion {
+    pub(super) fn conclude(&self, outcome: CureOutcome) -> CureConclusion {
         let mut by_track = Vec::new();
         for track in &self.leaking {
             let stops = self.trials.iter().filter(|trial| trial.stops(*track));
@@ -78,7 +78,7 @@ impl CurePlanner {
                 by_track.push((*track, least.arm.switches.clone()));
             }
         }
-        Conclusion {
+        CureConclusion {
             outcome,
             leaking: self.leaking.clone(),
             cure: self.cure.clone(),

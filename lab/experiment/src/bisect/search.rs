@@ -1,41 +1,41 @@
 //! Chooses the next switches after a finished trial.
 
-use super::{CurePlanner, Outcome, Phase};
-use crate::trial::{Track, Trial};
+use super::{CureOutcome, CurePhase, CurePlanner};
+use crate::trial::{SwitchTrial, WorkloadMemory};
 
 impl CurePlanner {
     /// Starts the next trial, or ends the bisection.
     pub(super) fn advance(&mut self) {
-        match std::mem::replace(&mut self.phase, Phase::Baseline) {
-            Phase::Baseline => {
+        match std::mem::replace(&mut self.phase, CurePhase::Baseline) {
+            CurePhase::Baseline => {
                 self.leaking = self.find_leaks();
                 self.targets.clone_from(&self.leaking);
                 self.phase = match (self.leaking.is_empty(), self.switches) {
-                    (true, _) => Phase::Over(self.nothing_found()),
-                    (false, 0) => Phase::Over(Outcome::NotCured),
+                    (true, _) => CurePhase::Over(self.nothing_found()),
+                    (false, 0) => CurePhase::Over(CureOutcome::NotCured),
                     (false, _) => {
                         self.begin(vec![0]);
-                        Phase::Alone
+                        CurePhase::Alone
                     }
                 };
             }
-            Phase::Alone => self.phase = self.after_one(),
-            Phase::Together => self.phase = self.after_all(),
-            Phase::Sets(size, queue) => self.phase = self.after_set(size, queue),
-            Phase::Reduce(good, queue) => self.phase = self.after_reduction(good, queue),
-            over @ Phase::Over(_) => self.phase = over,
+            CurePhase::Alone => self.phase = self.after_one(),
+            CurePhase::Together => self.phase = self.after_all(),
+            CurePhase::Sets(size, queue) => self.phase = self.after_set(size, queue),
+            CurePhase::Reduce(good, queue) => self.phase = self.after_reduction(good, queue),
+            over @ CurePhase::Over(_) => self.phase = over,
         }
     }
 
-    fn after_one(&mut self) -> Phase {
+    fn after_one(&mut self) -> CurePhase {
         let best = self.best_alone();
-        let dear = |trial: &Trial| trial.cost(&self.baseline).is_dear(self.policy.dear);
+        let dear = |trial: &SwitchTrial| trial.cost(&self.baseline).is_dear(self.policy.dear);
         let enough = best.is_some_and(|trial| !dear(&self.trials[trial]));
         // In this phase each switch has one trial, so the number of trials is the index of the next switch.
         let next = self.trials.len();
         if next < self.switches && !enough {
             self.begin(vec![next]);
-            return Phase::Alone;
+            return CurePhase::Alone;
         }
         if let Some(best) = best {
             return self.over(self.trials[best].arm.switches.clone());
@@ -45,18 +45,18 @@ impl CurePlanner {
             return self.fall_back_to_single();
         }
         self.begin(all);
-        Phase::Together
+        CurePhase::Together
     }
 
-    fn after_all(&mut self) -> Phase {
-        let Some(all) = self.trials.last() else { return Phase::Over(Outcome::NotCured) };
+    fn after_all(&mut self) -> CurePhase {
+        let Some(all) = self.trials.last() else { return CurePhase::Over(CureOutcome::NotCured) };
         let started = all.crashed.is_none();
         if started {
-            let stopped = |track: &Track| self.trials.iter().any(|trial| trial.stops(*track));
+            let stopped = |track: &WorkloadMemory| self.trials.iter().any(|trial| trial.stops(*track));
             self.targets = self.leaking.iter().copied().filter(|track| stopped(track)).collect();
         }
         if self.targets.is_empty() {
-            return Phase::Over(Outcome::NotCured);
+            return CurePhase::Over(CureOutcome::NotCured);
         }
         // Once unstoppable memories are excluded, one switch may suffice.
         if let Some(best) = self.best_alone() {
@@ -65,7 +65,7 @@ impl CurePlanner {
         self.after_set(1, Vec::new())
     }
 
-    fn after_set(&mut self, size: usize, mut queue: Vec<Vec<usize>>) -> Phase {
+    fn after_set(&mut self, size: usize, mut queue: Vec<Vec<usize>>) -> CurePhase {
         if size > 1
             && let Some(trial) = self.trials.last().filter(|trial| trial.stops_all(&self.targets))
         {
@@ -77,7 +77,7 @@ impl CurePlanner {
                 if !self.fails(&set) {
                     self.sets += 1;
                     self.begin(set);
-                    return Phase::Sets(size, queue);
+                    return CurePhase::Sets(size, queue);
                 }
             }
             size += 1;
@@ -97,7 +97,7 @@ impl CurePlanner {
         }
     }
 
-    fn after_reduction(&mut self, mut good: Vec<usize>, mut queue: Vec<Vec<usize>>) -> Phase {
+    fn after_reduction(&mut self, mut good: Vec<usize>, mut queue: Vec<Vec<usize>>) -> CurePhase {
         if let Some(trial) = self.trials.last()
             && trial.stops_all(&self.targets)
             && trial.arm.switches.len() < good.len()
@@ -110,18 +110,18 @@ impl CurePlanner {
                 continue;
             }
             self.begin(less);
-            return Phase::Reduce(good, queue);
+            return CurePhase::Reduce(good, queue);
         }
         self.over(good)
     }
 
     /// Returns the trial of the cheapest switch that alone stops all targets.
     fn best_alone(&self) -> Option<usize> {
-        let does = |trial: &&(usize, &Trial)| {
+        let does = |trial: &&(usize, &SwitchTrial)| {
             trial.1.arm.switches.len() == 1 && trial.1.closed && trial.1.stops_all(&self.targets)
         };
-        let price = |trial: &Trial| trial.cost(&self.baseline).lost();
-        let all: Vec<(usize, &Trial)> = self.trials.iter().enumerate().collect();
+        let price = |trial: &SwitchTrial| trial.cost(&self.baseline).lost();
+        let all: Vec<(usize, &SwitchTrial)> = self.trials.iter().enumerate().collect();
         let cheapest = all.iter().filter(does).min_by(|a, b| price(a.1).total_cmp(&price(b.1)));
         // Among switches with nearly equal cost the order decides, not timing noise.
         let least = price(cheapest?.1) + self.policy.dear;
@@ -129,7 +129,7 @@ impl CurePlanner {
     }
 
     /// No set stops everything: falls back to the switches that each stop a memory alone.
-    fn fall_back_to_single(&mut self) -> Phase {
+    fn fall_back_to_single(&mut self) -> CurePhase {
         let mut chosen: Vec<usize> = Vec::new();
         for track in self.leaking.clone() {
             let stops = |one: &usize| self.alone(*one).is_some_and(|trial| trial.stops(track));

@@ -1,11 +1,11 @@
 //! Chooses plausible sets of switches by the results of each switch alone. Only finished trials count.
 
 use super::CurePlanner;
-use crate::sequential::Does;
-use crate::trial::{Track, Trial};
+use crate::sequential::SwitchEffect;
+use crate::trial::{SwitchTrial, WorkloadMemory};
 
 impl CurePlanner {
-    pub(super) fn alone(&self, switch: usize) -> Option<&Trial> {
+    pub(super) fn alone(&self, switch: usize) -> Option<&SwitchTrial> {
         self.trials.iter().find(|trial| trial.arm.switches == [switch])
     }
 
@@ -18,17 +18,18 @@ impl CurePlanner {
     }
 
     /// Returns the largest share of a memory's growth that a switch may stop, by its trial alone.
-    pub(super) fn largest_effect(&self, switch: usize, track: Track) -> f64 {
+    pub(super) fn largest_effect(&self, switch: usize, track: WorkloadMemory) -> f64 {
         let share = self.alone(switch).and_then(|trial| trial.judgement(track)).and_then(|found| found.share);
         share.map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
     }
 
     /// Returns the growth that a switch probably stops, summed over all targets.
     pub(super) fn merit(&self, switch: usize) -> f64 {
-        let share = |track: &Track| {
+        let share = |track: &WorkloadMemory| {
             self.alone(switch).and_then(|trial| trial.judgement(*track)).and_then(|found| found.share)
         };
-        let gone = |track: &Track| share(track).map_or(0.0, |share| (1.0 - share.value).clamp(0.0, 1.0));
+        let gone =
+            |track: &WorkloadMemory| share(track).map_or(0.0, |share| (1.0 - share.value).clamp(0.0, 1.0));
         self.targets.iter().map(gone).sum()
     }
 
@@ -77,7 +78,7 @@ impl CurePlanner {
         found: &mut Vec<Vec<usize>>,
     ) {
         if size == 0 {
-            let reaches = |track: &Track| {
+            let reaches = |track: &WorkloadMemory| {
                 let gone: f64 = chosen.iter().map(|one| self.largest_effect(*one, *track)).sum();
                 gone >= 1.0 - self.policy.stops_share
             };
@@ -102,10 +103,10 @@ impl CurePlanner {
     /// own, then each one.
     pub(super) fn spare(&self, good: &[usize]) -> Vec<Vec<usize>> {
         let useless = |one: &usize| {
-            let does = |track: &Track| {
+            let does = |track: &WorkloadMemory| {
                 self.alone(*one).and_then(|trial| trial.judgement(*track)).map(|found| found.does)
             };
-            self.targets.iter().all(|track| does(track) == Some(Does::Nothing))
+            self.targets.iter().all(|track| does(track) == Some(SwitchEffect::Nothing))
         };
         let mut order = good.to_vec();
         order.sort_by(|a, b| self.merit(*b).total_cmp(&self.merit(*a)));

@@ -17,13 +17,13 @@ use super::{ProofPolicy, ProofRuling};
 
 /// Answer to one request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Reply {
+pub struct BuildReply {
     /// Name of the request.
     pub request: String,
     /// Text, or other content to compare.
     pub text: String,
     /// Tokens, if the build reports them.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<ReplyToken>,
     /// Vector of an embedding.
     pub vector: Vec<f64>,
     /// Reason for a missing answer.
@@ -32,7 +32,7 @@ pub struct Reply {
 
 /// A token with the build's prediction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Token {
+pub struct ReplyToken {
     /// Text as reported by the build.
     pub text: String,
     /// Likeliest tokens with the natural logarithm of their probability.
@@ -56,7 +56,7 @@ pub struct AnswerDifference {
 
 /// Comparison of all answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answers {
+pub struct AnswerComparison {
     /// Ruling on the answers.
     pub ruling: ProofRuling,
     /// Requests sent to both builds.
@@ -76,10 +76,16 @@ pub struct Answers {
 }
 
 /// Compares the answers to all common requests.
-pub(super) fn judge(policy: &ProofPolicy, old: &[Reply], new: &[Reply], again: Option<&[Reply]>) -> Answers {
-    let of =
-        |replies: &'_ [Reply], request: &str| replies.iter().find(|reply| reply.request == request).cloned();
-    let mut answers = Answers {
+pub(super) fn judge(
+    policy: &ProofPolicy,
+    old: &[BuildReply],
+    new: &[BuildReply],
+    again: Option<&[BuildReply]>,
+) -> AnswerComparison {
+    let of = |replies: &'_ [BuildReply], request: &str| {
+        replies.iter().find(|reply| reply.request == request).cloned()
+    };
+    let mut answers = AnswerComparison {
         ruling: ProofRuling::Unknown,
         asked: 0,
         equal: 0,
@@ -123,7 +129,7 @@ pub(super) fn judge(policy: &ProofPolicy, old: &[Reply], new: &[Reply], again: O
     answers
 }
 
-impl Answers {
+impl AnswerComparison {
     fn judge(&self, policy: &ProofPolicy) -> ProofRuling {
         if self.asked == 0 {
             return ProofRuling::Unknown;
@@ -148,7 +154,7 @@ impl Answers {
 
 /// Returns true if the difference counts, with `limit` nats as no difference. Unlike in a proof, an answer
 /// in place of a refusal counts, too.
-pub(crate) fn differ(strictness: Strictness, limit: f64, one: &Reply, other: &Reply) -> bool {
+pub(crate) fn differ(strictness: Strictness, limit: f64, one: &BuildReply, other: &BuildReply) -> bool {
     let compared = compare(one, other);
     let is_far = || compared.told.distance.map_or(!compared.is_none, |distance| distance > limit);
     let is_refused = compared.told.refused.is_some() && !compared.is_none;
@@ -161,12 +167,12 @@ pub(crate) fn differ(strictness: Strictness, limit: f64, one: &Reply, other: &Re
 }
 
 /// Returns the distance of two answers, if it can be measured.
-pub(crate) fn distance(one: &Reply, other: &Reply) -> Option<f64> {
+pub(crate) fn distance(one: &BuildReply, other: &BuildReply) -> Option<f64> {
     compare(one, other).told.distance
 }
 
 /// Describes the difference of two answers.
-pub(crate) fn difference(one: &Reply, other: &Reply) -> AnswerDifference {
+pub(crate) fn difference(one: &BuildReply, other: &BuildReply) -> AnswerDifference {
     compare(one, other).told
 }
 
@@ -175,7 +181,7 @@ struct ComparedReplies {
     told: AnswerDifference,
 }
 
-fn compare(old: &Reply, new: &Reply) -> ComparedReplies {
+fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
     let request = old.request.clone();
     if let Some(refused) = old.refused.as_ref().or(new.refused.as_ref()) {
         let of = if old.refused.is_some() { 0 } else { old.tokens.len().max(1) };

@@ -3,32 +3,35 @@
 use serde::{Deserialize, Serialize};
 
 use super::ProofRuling;
-use crate::between::{Conclusion, Outcome};
+use crate::between::{RevisionConclusion, RevisionOutcome};
 
 /// Comparison of growth and crashes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Growth {
+pub struct BuildGrowth {
     /// Ruling on growth and crashes.
     pub ruling: ProofRuling,
     /// Conclusion of the search; the old build is revision 0, the new one 1.
-    pub conclusion: Conclusion,
+    pub conclusion: RevisionConclusion,
 }
 
-impl Growth {
+impl BuildGrowth {
     /// Returns true if a symptom was seen but not attributed. Too few readings are no doubt.
     pub(super) fn is_in_doubt(&self) -> bool {
-        self.ruling == ProofRuling::Unknown && !matches!(self.conclusion.outcome, Outcome::NeitherIll { .. })
+        self.ruling == ProofRuling::Unknown
+            && !matches!(self.conclusion.outcome, RevisionOutcome::NeitherIll { .. })
     }
 
     /// Evaluates a search whose older end is the old build.
-    pub fn of(conclusion: Conclusion) -> Self {
+    pub fn of(conclusion: RevisionConclusion) -> Self {
         let old_alone = conclusion.ill_is_newer == Some(false);
         let ruling = match &conclusion.outcome {
             // Seen once or judged twice: either shows that the new build is not worse.
-            Outcome::Found { .. } | Outcome::Interrupted if old_alone => ProofRuling::Better,
-            Outcome::Found { .. } | Outcome::EndFailed { newer: true, .. } => ProofRuling::Worse,
+            RevisionOutcome::Found { .. } | RevisionOutcome::Interrupted if old_alone => ProofRuling::Better,
+            RevisionOutcome::Found { .. } | RevisionOutcome::EndFailed { newer: true, .. } => {
+                ProofRuling::Worse
+            }
             // Both builds have the symptom, or neither: no change.
-            Outcome::BothIll | Outcome::NeitherIll { short: false, .. } => ProofRuling::Same,
+            RevisionOutcome::BothIll | RevisionOutcome::NeitherIll { short: false, .. } => ProofRuling::Same,
             _ => ProofRuling::Unknown,
         };
         Self { ruling, conclusion }

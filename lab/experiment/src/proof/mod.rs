@@ -21,10 +21,10 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::answers::{AnswerDifference, Answers, Reply, Token};
+pub use self::answers::{AnswerComparison, AnswerDifference, BuildReply, ReplyToken};
 pub(super) use self::answers::{differ, difference, distance};
 pub use self::faces::InterfaceComparison;
-pub use self::growth::Growth;
+pub use self::growth::BuildGrowth;
 pub use self::ratio::MetricRatio;
 pub(super) use self::ratio::{of_pairs as ratio, pairs};
 use warden_policies::sample::MemoryKind;
@@ -35,7 +35,7 @@ pub type ProofPolicy = warden_policies::defaults::Proof;
 /// Metric of a process; larger is worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Metric {
+pub enum BuildMetric {
     /// Seconds from the spawn until ready.
     Start,
     /// Seconds per prompt token.
@@ -52,16 +52,16 @@ pub enum Metric {
 
 /// Measurements of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Visit {
+pub struct BuildVisit {
     /// Measured metrics, each once.
-    pub measured: Vec<(Metric, f64)>,
+    pub measured: Vec<(BuildMetric, f64)>,
     /// Answers, if it was asked questions.
-    pub replies: Vec<Reply>,
+    pub replies: Vec<BuildReply>,
 }
 
-impl Visit {
+impl BuildVisit {
     /// Returns a metric, if it could be measured.
-    pub(super) fn of(&self, metric: Metric) -> Option<f64> {
+    pub(super) fn of(&self, metric: BuildMetric) -> Option<f64> {
         let own = self.measured.iter().find(|(own, _)| *own == metric);
         own.map(|(_, value)| *value).filter(|value| value.is_finite() && *value > 0.0)
     }
@@ -96,7 +96,7 @@ impl ProofRuling {
 /// The two builds of a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Side {
+pub enum BuildSide {
     /// The build in use.
     Old,
     /// The candidate for replacing it.
@@ -105,20 +105,20 @@ pub enum Side {
 
 /// A build that failed at its task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fault {
+pub struct BuildFailure {
     /// Build that failed.
-    pub side: Side,
+    pub side: BuildSide,
     /// Reason.
     pub why: String,
 }
 
 /// Next step of a proof.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Next {
+pub enum BuildProofStep {
     /// Run a process of one build.
     Visit {
         /// Build to run.
-        side: Side,
+        side: BuildSide,
         /// Ask the questions, too.
         asks: bool,
     },
@@ -128,52 +128,52 @@ pub enum Next {
 
 /// Rounds of a proof so far.
 #[derive(Clone, Debug)]
-pub struct Rounds {
+pub struct ProofRounds {
     policy: ProofPolicy,
-    old: Vec<Visit>,
-    new: Vec<Visit>,
-    fault: Option<Fault>,
+    old: Vec<BuildVisit>,
+    new: Vec<BuildVisit>,
+    fault: Option<BuildFailure>,
 }
 
-impl Rounds {
+impl ProofRounds {
     /// Creates an empty set of rounds.
     pub fn new(policy: &ProofPolicy) -> Self {
         Self { policy: policy.clone(), old: Vec::new(), new: Vec::new(), fault: None }
     }
 
     /// Returns the next step.
-    pub fn next(&self) -> Next {
+    pub fn next(&self) -> BuildProofStep {
         let (old, new) = (self.old.len(), self.new.len());
         if self.fault.is_some() || (old == new && self.is_decided()) {
-            return Next::Done;
+            return BuildProofStep::Done;
         }
         // The first build alternates with each round, so that a machine that slows down affects both alike.
         let round = old.min(new);
-        let first = if round.is_multiple_of(2) { Side::Old } else { Side::New };
+        let first = if round.is_multiple_of(2) { BuildSide::Old } else { BuildSide::New };
         let side = match (old > new, new > old) {
-            (true, _) => Side::New,
-            (_, true) => Side::Old,
+            (true, _) => BuildSide::New,
+            (_, true) => BuildSide::Old,
             _ => first,
         };
-        Next::Visit { side, asks: round < ROUNDS_WITH_ANSWERS }
+        BuildProofStep::Visit { side, asks: round < ROUNDS_WITH_ANSWERS }
     }
 
     /// Adds the result of a process.
-    pub fn observe(&mut self, side: Side, visit: Visit) {
+    pub fn observe(&mut self, side: BuildSide, visit: BuildVisit) {
         match side {
-            Side::Old => self.old.push(visit),
-            Side::New => self.new.push(visit),
+            BuildSide::Old => self.old.push(visit),
+            BuildSide::New => self.new.push(visit),
         }
     }
 
     /// Records that a build failed; ends the measurements.
-    pub fn failed(&mut self, side: Side, why: String) {
-        self.fault = Some(Fault { side, why });
+    pub fn failed(&mut self, side: BuildSide, why: String) {
+        self.fault = Some(BuildFailure { side, why });
     }
 
     /// Returns true if all measurements are done and no build failed.
     pub fn are_whole(&self) -> bool {
-        self.fault.is_none() && self.next() == Next::Done
+        self.fault.is_none() && self.next() == BuildProofStep::Done
     }
 
     /// Returns the number of complete rounds.
@@ -194,8 +194,8 @@ impl Rounds {
     }
 
     /// Compares the answers.
-    pub fn answers(&self) -> Answers {
-        let replies = |visits: &[Visit], at: usize| visits.get(at).map(|visit| visit.replies.clone());
+    pub fn answers(&self) -> AnswerComparison {
+        let replies = |visits: &[BuildVisit], at: usize| visits.get(at).map(|visit| visit.replies.clone());
         let (old, new) =
             (replies(&self.old, 0).unwrap_or_default(), replies(&self.new, 0).unwrap_or_default());
         answers::judge(&self.policy, &old, &new, replies(&self.old, 1).as_deref())
@@ -208,26 +208,26 @@ const ROUNDS_WITH_ANSWERS: usize = 2;
 
 /// Result of a proof.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Proof {
+pub struct BuildProof {
     /// Comparison of answers.
-    pub answers: Answers,
+    pub answers: AnswerComparison,
     /// Ratios of start, speed and memory.
     pub ratios: Vec<MetricRatio>,
     /// Comparison of flags and routes.
     pub faces: InterfaceComparison,
     /// Comparison of growth and crashes; `None` if not requested.
-    pub growth: Option<Growth>,
+    pub growth: Option<BuildGrowth>,
     /// Build that failed at its task.
-    pub fault: Option<Fault>,
+    pub fault: Option<BuildFailure>,
     /// Number of rounds.
     pub rounds: usize,
     /// The proof was interrupted, so it proves nothing.
     pub interrupted: bool,
 }
 
-impl Proof {
+impl BuildProof {
     /// Builds the result from finished rounds.
-    pub fn of(rounds: &Rounds, faces: InterfaceComparison, growth: Option<Growth>) -> Self {
+    pub fn of(rounds: &ProofRounds, faces: InterfaceComparison, growth: Option<BuildGrowth>) -> Self {
         Self {
             answers: rounds.answers(),
             ratios: rounds.ratios(),
@@ -249,12 +249,12 @@ impl Proof {
         let all = all.into_iter().chain(self.ratios.iter().map(|ratio| ratio.ruling));
         let all: Vec<ProofRuling> = all.chain(self.growth.as_ref().map(|growth| growth.ruling)).collect();
         let fault = self.fault.as_ref().map(|fault| fault.side);
-        if fault == Some(Side::New) || all.contains(&ProofRuling::Worse) {
+        if fault == Some(BuildSide::New) || all.contains(&ProofRuling::Worse) {
             ProofRuling::Worse
         } else if fault.is_some()
             || self.interrupted
             || answers == ProofRuling::Unknown
-            || self.growth.as_ref().is_some_and(Growth::is_in_doubt)
+            || self.growth.as_ref().is_some_and(BuildGrowth::is_in_doubt)
         {
             ProofRuling::Unknown
         } else {

@@ -22,7 +22,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::super::student;
-use super::{Metric, ProofPolicy, ProofRuling, Visit};
+use super::{BuildMetric, BuildVisit, ProofPolicy, ProofRuling};
 use warden_policies::growth::{IntervalEstimate, stats};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::exact;
@@ -40,7 +40,7 @@ const SLOWER_START_SHARE: f64 = 0.5;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetricRatio {
     /// Compared metric.
-    pub metric: Metric,
+    pub metric: BuildMetric,
     /// Median over the old build's processes: seconds or bytes.
     pub old: f64,
     /// Median over the new build's processes.
@@ -52,8 +52,8 @@ pub struct MetricRatio {
 }
 
 /// Compares all metrics that both builds have, and memory that either holds.
-pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<MetricRatio> {
-    let mut metrics: Vec<Metric> = Vec::new();
+pub(super) fn all(policy: &ProofPolicy, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<MetricRatio> {
+    let mut metrics: Vec<BuildMetric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
         if !metrics.contains(metric) {
             metrics.push(*metric);
@@ -63,7 +63,12 @@ pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Met
     metrics.into_iter().filter_map(|metric| compare_metric(policy, metric, old, new)).collect()
 }
 
-fn compare_metric(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<MetricRatio> {
+fn compare_metric(
+    policy: &ProofPolicy,
+    metric: BuildMetric,
+    old: &[BuildVisit],
+    new: &[BuildVisit],
+) -> Option<MetricRatio> {
     let pairs = pairs(metric, old, new);
     let rounds = old.len().min(new.len());
     if let Some(told) = (pairs.len() < rounds).then(|| alone(policy, metric, old, new)).flatten() {
@@ -73,13 +78,17 @@ fn compare_metric(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Vi
 }
 
 /// Returns the values of both processes in each round that measured both.
-pub(crate) fn pairs(metric: Metric, old: &[Visit], new: &[Visit]) -> Vec<(f64, f64)> {
+pub(crate) fn pairs(metric: BuildMetric, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<(f64, f64)> {
     let both = old.iter().zip(new);
     both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect()
 }
 
 /// Compares one metric over these rounds; `None` without rounds.
-pub(crate) fn of_pairs(policy: &ProofPolicy, metric: Metric, pairs: &[(f64, f64)]) -> Option<MetricRatio> {
+pub(crate) fn of_pairs(
+    policy: &ProofPolicy,
+    metric: BuildMetric,
+    pairs: &[(f64, f64)],
+) -> Option<MetricRatio> {
     if pairs.is_empty() {
         return None;
     }
@@ -100,10 +109,17 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Compares memory that a build does not hold in all rounds. Counts only rounds in which memory was read of
 /// both, because a refused prompt says nothing.
-fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<MetricRatio> {
-    let held = |visit: &Visit| match metric {
-        Metric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtReady(_))),
-        Metric::AtLongest(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtLongest(_))),
+fn alone(
+    policy: &ProofPolicy,
+    metric: BuildMetric,
+    old: &[BuildVisit],
+    new: &[BuildVisit],
+) -> Option<MetricRatio> {
+    let held = |visit: &BuildVisit| match metric {
+        BuildMetric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, BuildMetric::AtReady(_))),
+        BuildMetric::AtLongest(kind) => {
+            held(visit, kind, |metric| matches!(metric, BuildMetric::AtLongest(_)))
+        }
         _ => None,
     };
     let pairs: Vec<(f64, f64)> =
@@ -130,22 +146,22 @@ fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> 
 }
 
 /// Returns the bytes of this memory; 0 if others were read and this one was not among them.
-fn held(visit: &Visit, kind: MemoryKind, is_read: fn(Metric) -> bool) -> Option<f64> {
+fn held(visit: &BuildVisit, kind: MemoryKind, is_read: fn(BuildMetric) -> bool) -> Option<f64> {
     let mut read = visit.measured.iter().filter(|(metric, _)| is_read(*metric)).peekable();
     read.peek()?;
     let own = read
-        .find(|(metric, _)| matches!(*metric, Metric::AtReady(own) | Metric::AtLongest(own) if own == kind));
+        .find(|(metric, _)| matches!(*metric, BuildMetric::AtReady(own) | BuildMetric::AtLongest(own) if own == kind));
     Some(own.map_or(0.0, |(_, value)| *value))
 }
 
 /// Returns the allowed increase of the new build, as a share of `old`.
-fn limit(policy: &ProofPolicy, metric: Metric, old: f64) -> f64 {
+fn limit(policy: &ProofPolicy, metric: BuildMetric, old: f64) -> f64 {
     let beside = |slack: f64| slack / old.max(f64::MIN_POSITIVE);
     match metric {
-        Metric::Start => SLOWER_START_SHARE + beside(START_SLACK.as_secs_f64()),
-        Metric::Prefill | Metric::Decode => policy.slower,
-        Metric::FirstToken => policy.slower + beside(FIRST_TOKEN_SLACK.as_secs_f64()),
-        Metric::AtReady(_) | Metric::AtLongest(_) => {
+        BuildMetric::Start => SLOWER_START_SHARE + beside(START_SLACK.as_secs_f64()),
+        BuildMetric::Prefill | BuildMetric::Decode => policy.slower,
+        BuildMetric::FirstToken => policy.slower + beside(FIRST_TOKEN_SLACK.as_secs_f64()),
+        BuildMetric::AtReady(_) | BuildMetric::AtLongest(_) => {
             policy.more_memory + beside(exact(policy.memory_slack.0))
         }
     }

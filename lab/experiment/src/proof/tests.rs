@@ -16,15 +16,16 @@ fn normal(random: &mut SplitMix) -> f64 {
 }
 
 /// Runs complete rounds of builds with these decoding times and this scatter of processes.
-fn rounds(policy: &ProofPolicy, old: f64, new: f64, scatter: f64, random: &mut SplitMix) -> Rounds {
-    let mut rounds = Rounds::new(policy);
+fn rounds(policy: &ProofPolicy, old: f64, new: f64, scatter: f64, random: &mut SplitMix) -> ProofRounds {
+    let mut rounds = ProofRounds::new(policy);
     // The machine slows down all the time, which must not count against either build.
     let mut drift = 1.0;
-    while let Next::Visit { side, .. } = rounds.next() {
-        let base = if side == Side::Old { old } else { new };
+    while let BuildProofStep::Visit { side, .. } = rounds.next() {
+        let base = if side == BuildSide::Old { old } else { new };
         drift *= 1.002;
         let value = base * drift * (scatter * normal(random)).exp();
-        rounds.observe(side, Visit { measured: vec![(Metric::Decode, value)], replies: Vec::new() });
+        rounds
+            .observe(side, BuildVisit { measured: vec![(BuildMetric::Decode, value)], replies: Vec::new() });
     }
     rounds
 }
@@ -86,14 +87,14 @@ fn quiet_builds_are_told_after_the_fewest_rounds_and_no_build_takes_more_than_th
 
 #[test]
 fn a_gpu_that_only_one_build_takes_counts_and_a_prompt_that_one_refuses_does_not() {
+    use BuildMetric::{AtLongest, AtReady};
     use MemoryKind::{Host, Vram};
-    use Metric::{AtLongest, AtReady};
     let (gib, second_gpu) = (f64::from(1 << 30), Vram(GpuIndex(1)));
-    let rulings = |old: &[(Metric, f64)], new: &[(Metric, f64)]| {
-        let mut rounds = Rounds::new(&policy());
-        while let Next::Visit { side, .. } = rounds.next() {
-            let measured = if side == Side::Old { old } else { new }.to_vec();
-            rounds.observe(side, Visit { measured, replies: Vec::new() });
+    let rulings = |old: &[(BuildMetric, f64)], new: &[(BuildMetric, f64)]| {
+        let mut rounds = ProofRounds::new(&policy());
+        while let BuildProofStep::Visit { side, .. } = rounds.next() {
+            let measured = if side == BuildSide::Old { old } else { new }.to_vec();
+            rounds.observe(side, BuildVisit { measured, replies: Vec::new() });
         }
         let told = rounds.ratios().into_iter().map(|ratio| (ratio.metric, ratio.ruling));
         (told.collect::<Vec<_>>(), rounds.count())
@@ -106,15 +107,15 @@ fn a_gpu_that_only_one_build_takes_counts_and_a_prompt_that_one_refuses_does_not
     // Less than the slack is what a driver keeps for any program that queries a GPU.
     assert_eq!(rulings(&[host], &second(gib / 64.0)), of(ProofRuling::Same));
     // A context that the old build had there once has no effect.
-    let mut rounds = Rounds::new(&policy());
-    while let Next::Visit { side, .. } = rounds.next() {
-        let once = side == Side::Old && rounds.count() == 1;
+    let mut rounds = ProofRounds::new(&policy());
+    while let BuildProofStep::Visit { side, .. } = rounds.next() {
+        let once = side == BuildSide::Old && rounds.count() == 1;
         let measured = match side {
-            Side::New => second(10.0 * gib).to_vec(),
-            Side::Old if once => second(gib / 14.0).to_vec(),
-            Side::Old => vec![host],
+            BuildSide::New => second(10.0 * gib).to_vec(),
+            BuildSide::Old if once => second(gib / 14.0).to_vec(),
+            BuildSide::Old => vec![host],
         };
-        rounds.observe(side, Visit { measured, replies: Vec::new() });
+        rounds.observe(side, BuildVisit { measured, replies: Vec::new() });
     }
     assert_eq!(rounds.ratios()[1].ruling, ProofRuling::Worse, "{:?}", rounds.ratios());
     let refused = rulings(&[host, (AtLongest(Host), gib)], &[host]);
@@ -123,13 +124,13 @@ fn a_gpu_that_only_one_build_takes_counts_and_a_prompt_that_one_refuses_does_not
 
 #[test]
 fn who_comes_first_changes_and_answers_are_asked_for_in_two_rounds() {
-    use Side::{New, Old};
-    let mut rounds = Rounds::new(&policy());
+    use BuildSide::{New, Old};
+    let mut rounds = ProofRounds::new(&policy());
     let mut order = Vec::new();
     for _ in 0..6 {
-        let Next::Visit { side, asks } = rounds.next() else { panic!("{rounds:?}") };
+        let BuildProofStep::Visit { side, asks } = rounds.next() else { panic!("{rounds:?}") };
         order.push((side, asks));
-        rounds.observe(side, Visit::default());
+        rounds.observe(side, BuildVisit::default());
     }
     assert_eq!(order, [(Old, true), (New, true), (New, true), (Old, true), (Old, false), (New, false)]);
 }
@@ -138,11 +139,13 @@ fn who_comes_first_changes_and_answers_are_asked_for_in_two_rounds() {
 fn memory_may_be_more_by_the_slack_and_not_by_more() {
     let policy = policy();
     let ruling = |old: f64, new: f64| {
-        let visit =
-            |bytes| Visit { measured: vec![(Metric::AtReady(MemoryKind::Host), bytes)], replies: Vec::new() };
-        let mut rounds = Rounds::new(&policy);
-        while let Next::Visit { side, .. } = rounds.next() {
-            rounds.observe(side, visit(if side == Side::Old { old } else { new }));
+        let visit = |bytes| BuildVisit {
+            measured: vec![(BuildMetric::AtReady(MemoryKind::Host), bytes)],
+            replies: Vec::new(),
+        };
+        let mut rounds = ProofRounds::new(&policy);
+        while let BuildProofStep::Visit { side, .. } = rounds.next() {
+            rounds.observe(side, visit(if side == BuildSide::Old { old } else { new }));
         }
         rounds.ratios()[0].ruling
     };
@@ -154,20 +157,25 @@ fn memory_may_be_more_by_the_slack_and_not_by_more() {
     assert_eq!(ruling(20_000.0 * mib, 16_000.0 * mib), ProofRuling::Better);
 }
 
-fn reply(request: &str, tokens: &[(&str, &[(&str, f64)])]) -> Reply {
-    let told = |(text, top): &(&str, &[(&str, f64)])| Token {
+fn reply(request: &str, tokens: &[(&str, &[(&str, f64)])]) -> BuildReply {
+    let told = |(text, top): &(&str, &[(&str, f64)])| ReplyToken {
         text: (*text).to_owned(),
         top: top.iter().map(|(text, logprob)| ((*text).to_owned(), *logprob)).collect(),
     };
-    Reply {
+    BuildReply {
         request: request.to_owned(),
         text: tokens.iter().map(|token| token.0).collect(),
         tokens: tokens.iter().map(told).collect(),
-        ..Reply::default()
+        ..BuildReply::default()
     }
 }
 
-fn judged(old: &[Reply], new: &[Reply], again: &[Reply], strictness: Strictness) -> Answers {
+fn judged(
+    old: &[BuildReply],
+    new: &[BuildReply],
+    again: &[BuildReply],
+    strictness: Strictness,
+) -> AnswerComparison {
     let policy = ProofPolicy { answers: strictness, ..policy() };
     answers::judge(&policy, old, new, Some(again))
 }
@@ -201,7 +209,7 @@ fn an_answer_that_is_cut_short_or_names_other_tokens_is_no_near_one() {
     let old = [reply("a", &[token("x"), token("x"), token("x")])];
     let short = [reply("a", &[token("x")])];
     assert_eq!(judged(&old, &short, &old, Strictness::Near).ruling, ProofRuling::Worse, "cut short");
-    let lost = [Reply { text: String::new(), ..old[0].clone() }];
+    let lost = [BuildReply { text: String::new(), ..old[0].clone() }];
     assert_eq!(judged(&old, &lost, &old, Strictness::Near).ruling, ProofRuling::Worse, "its text is lost");
     let other = [reply("a", &[("z", &[("z", -0.1), ("y", -5.1)]), token("x"), token("x")])];
     assert_eq!(
@@ -221,7 +229,7 @@ fn what_the_old_build_does_not_say_twice_is_held_against_nobody() {
 
 #[test]
 fn a_refusal_is_worse_and_an_answer_more_is_not() {
-    let refused = Reply { refused: Some("no".to_owned()), ..reply("a", &[]) };
+    let refused = BuildReply { refused: Some("no".to_owned()), ..reply("a", &[]) };
     let answered = [reply("a", &[("x", &[])])];
     let says_no = std::slice::from_ref(&refused);
     assert_eq!(judged(&answered, says_no, &answered, Strictness::Any).ruling, ProofRuling::Worse);
@@ -232,16 +240,18 @@ fn a_refusal_is_worse_and_an_answer_more_is_not() {
 
 #[test]
 fn texts_without_probabilities_are_equal_or_different() {
-    let text =
-        |text: &str| [Reply { request: "tokenize".to_owned(), text: text.to_owned(), ..Reply::default() }];
+    let text = |text: &str| {
+        [BuildReply { request: "tokenize".to_owned(), text: text.to_owned(), ..BuildReply::default() }]
+    };
     assert_eq!(judged(&text("1 2"), &text("1 2"), &text("1 2"), Strictness::Near).ruling, ProofRuling::Same);
     assert_eq!(judged(&text("1 2"), &text("1 3"), &text("1 2"), Strictness::Near).ruling, ProofRuling::Worse);
 }
 
 #[test]
 fn embeddings_are_compared_by_their_angle() {
-    let vector =
-        |numbers: &[f64]| [Reply { request: "e".to_owned(), vector: numbers.to_vec(), ..Reply::default() }];
+    let vector = |numbers: &[f64]| {
+        [BuildReply { request: "e".to_owned(), vector: numbers.to_vec(), ..BuildReply::default() }]
+    };
     let ruling = |new: &[f64]| {
         let told = judged(&vector(&[1.0, 0.0]), &vector(new), &vector(&[1.0, 0.0]), Strictness::Near);
         (told.equal, told.ruling)
@@ -275,33 +285,33 @@ fn a_flag_in_use_and_a_route_that_are_gone_are_worse_and_others_are_told() {
 #[test]
 fn a_new_build_that_fails_is_worse_and_an_old_one_that_fails_proves_nothing() {
     let verdict = |side| {
-        let mut rounds = Rounds::new(&policy());
+        let mut rounds = ProofRounds::new(&policy());
         rounds.failed(side, "it did not start".to_owned());
-        assert_eq!(rounds.next(), Next::Done);
-        Proof::of(&rounds, InterfaceComparison::default(), None).verdict()
+        assert_eq!(rounds.next(), BuildProofStep::Done);
+        BuildProof::of(&rounds, InterfaceComparison::default(), None).verdict()
     };
-    assert_eq!(verdict(Side::New), ProofRuling::Worse);
-    assert_eq!(verdict(Side::Old), ProofRuling::Unknown);
+    assert_eq!(verdict(BuildSide::New), ProofRuling::Worse);
+    assert_eq!(verdict(BuildSide::Old), ProofRuling::Unknown);
     assert_eq!(
-        Proof::of(&Rounds::new(&policy()), InterfaceComparison::default(), None).verdict(),
+        BuildProof::of(&ProofRounds::new(&policy()), InterfaceComparison::default(), None).verdict(),
         ProofRuling::Unknown
     );
     // Interrupted after the first round: unknown yet if the old build repeats itself.
-    let mut rounds = Rounds::new(&policy());
-    let text = |text: &str| Visit {
-        replies: vec![Reply { request: "q".to_owned(), text: text.to_owned(), ..Reply::default() }],
-        ..Visit::default()
+    let mut rounds = ProofRounds::new(&policy());
+    let text = |text: &str| BuildVisit {
+        replies: vec![BuildReply { request: "q".to_owned(), text: text.to_owned(), ..BuildReply::default() }],
+        ..BuildVisit::default()
     };
-    rounds.observe(Side::Old, text("a"));
-    rounds.observe(Side::New, text("b"));
-    assert_eq!(Proof::of(&rounds, InterfaceComparison::default(), None).verdict(), ProofRuling::Unknown);
+    rounds.observe(BuildSide::Old, text("a"));
+    rounds.observe(BuildSide::New, text("b"));
+    assert_eq!(BuildProof::of(&rounds, InterfaceComparison::default(), None).verdict(), ProofRuling::Unknown);
 }
 
 #[test]
 fn what_ends_a_leak_is_better_and_what_brings_one_is_worse() {
-    use crate::between::{Conclusion, Outcome, RevisionAim};
+    use crate::between::{RevisionAim, RevisionConclusion, RevisionOutcome};
     let ruling = |outcome, ill_is_newer| {
-        let conclusion = Conclusion {
+        let conclusion = RevisionConclusion {
             outcome,
             aim: RevisionAim::Growth,
             symptom: None,
@@ -314,20 +324,26 @@ fn what_ends_a_leak_is_better_and_what_brings_one_is_worse() {
             differences: Vec::new(),
             legs: 0,
         };
-        Growth::of(conclusion).ruling
+        BuildGrowth::of(conclusion).ruling
     };
-    let found = || Outcome::Found { revision: 1 };
-    let fails = |newer| Outcome::EndFailed { newer, why: String::new() };
+    let found = || RevisionOutcome::Found { revision: 1 };
+    let fails = |newer| RevisionOutcome::EndFailed { newer, why: String::new() };
     assert_eq!(ruling(found(), Some(true)), ProofRuling::Worse);
     assert_eq!(ruling(found(), Some(false)), ProofRuling::Better);
-    assert_eq!(ruling(Outcome::BothIll, None), ProofRuling::Same);
-    assert_eq!(ruling(Outcome::NeitherIll { short: false, suspected: false }, None), ProofRuling::Same);
-    assert_eq!(ruling(Outcome::NeitherIll { short: true, suspected: false }, None), ProofRuling::Unknown);
+    assert_eq!(ruling(RevisionOutcome::BothIll, None), ProofRuling::Same);
+    assert_eq!(
+        ruling(RevisionOutcome::NeitherIll { short: false, suspected: false }, None),
+        ProofRuling::Same
+    );
+    assert_eq!(
+        ruling(RevisionOutcome::NeitherIll { short: true, suspected: false }, None),
+        ProofRuling::Unknown
+    );
     assert_eq!(
         (ruling(fails(true), None), ruling(fails(false), None)),
         (ProofRuling::Worse, ProofRuling::Unknown)
     );
-    assert_eq!(ruling(Outcome::Interrupted, Some(false)), ProofRuling::Better);
-    assert_eq!(ruling(Outcome::Interrupted, Some(true)), ProofRuling::Unknown);
-    assert_eq!(ruling(Outcome::Unsteady { revision: 1 }, Some(true)), ProofRuling::Unknown);
+    assert_eq!(ruling(RevisionOutcome::Interrupted, Some(false)), ProofRuling::Better);
+    assert_eq!(ruling(RevisionOutcome::Interrupted, Some(true)), ProofRuling::Unknown);
+    assert_eq!(ruling(RevisionOutcome::Unsteady { revision: 1 }, Some(true)), ProofRuling::Unknown);
 }

@@ -28,15 +28,15 @@ mod symbols;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use layout::Kind;
-pub use modules::Modules;
-pub use places::{Memory, Place, places};
-pub use preload::{Obstacle, obstacle};
-pub use snapshot::{Losses, Site, Snapshot, TraceError};
-pub use symbols::{Frame, Symbols};
+pub use layout::AllocationKind;
+pub use modules::ProcessModules;
+pub use places::{AllocationPlace, TracedMemory, places};
+pub use preload::{PreloadObstacle, obstacle};
+pub use snapshot::{CallSite, TraceError, TraceLosses, TraceSnapshot};
+pub use symbols::{CallFrame, SymbolTables};
 
 /// Environment variable with the folder for published files.
-pub const VARIABLE: &str = "LLAMA_WARDEN_TRACE";
+pub const TRACE_VARIABLE: &str = "LLAMA_WARDEN_TRACE";
 
 /// The embedded library; empty in a program built without it.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libwarden_tracer.so"));

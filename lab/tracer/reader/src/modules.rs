@@ -15,14 +15,14 @@ struct CodeRegion {
 
 /// Files with code of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Modules {
+pub struct ProcessModules {
     /// Sorted by address.
     regions: Vec<CodeRegion>,
     /// Root of the process's files, if it runs in another mount namespace.
     root: Option<PathBuf>,
 }
 
-impl Modules {
+impl ProcessModules {
     /// Reads the mappings of a running process; unreadable ones are missing.
     pub fn of(pid: u32) -> Self {
         let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
@@ -60,7 +60,7 @@ mod tests {
     fn an_address_between_two_files_is_of_none() {
         let region =
             |start, path: &str| CodeRegion { start, end: start + 100, offset: 4096, path: path.into() };
-        let modules = Modules { regions: vec![region(1000, "/a"), region(5000, "/b")], root: None };
+        let modules = ProcessModules { regions: vec![region(1000, "/a"), region(5000, "/b")], root: None };
         assert_eq!(modules.find(1000), Some((Path::new("/a"), 4096)));
         assert_eq!(modules.find(5099), Some((Path::new("/b"), 4195)));
         assert_eq!([modules.find(999), modules.find(1100), modules.find(5100)], [None; 3]);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn this_very_function_is_in_this_very_program() {
-        let modules = Modules::of(std::process::id());
+        let modules = ProcessModules::of(std::process::id());
         let address = this_very_function_is_in_this_very_program as fn() as usize as u64;
         let (path, _) = modules.find(address).unwrap();
         assert_eq!(path, std::env::current_exe().unwrap());

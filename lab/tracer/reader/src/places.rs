@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::layout::Kind;
-use crate::modules::Modules;
-use crate::snapshot::{Site, Snapshot};
-use crate::symbols::{Frame, Symbols};
+use crate::layout::AllocationKind;
+use crate::modules::ProcessModules;
+use crate::snapshot::{CallSite, TraceSnapshot};
+use crate::symbols::{CallFrame, SymbolTables};
 
-/// Kind of memory.
+/// AllocationKind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Memory {
+pub enum TracedMemory {
     /// Host memory.
     Host,
     /// GPU memory.
@@ -22,22 +22,22 @@ pub enum Memory {
     Handles,
 }
 
-impl Memory {
+impl TracedMemory {
     /// Memory used by allocations of this kind.
-    pub const fn of(kind: Kind) -> Self {
+    pub const fn of(kind: AllocationKind) -> Self {
         match kind {
-            Kind::Heap | Kind::Mapped | Kind::Pinned => Self::Host,
-            Kind::Device | Kind::Pool | Kind::DeviceMapped => Self::Device,
-            Kind::Handle | Kind::GraphExec | Kind::Cublas => Self::Handles,
+            AllocationKind::Heap | AllocationKind::Mapped | AllocationKind::Pinned => Self::Host,
+            AllocationKind::Device | AllocationKind::Pool | AllocationKind::DeviceMapped => Self::Device,
+            AllocationKind::Handle | AllocationKind::GraphExec | AllocationKind::Cublas => Self::Handles,
         }
     }
 }
 
 /// A place that allocates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Place {
-    /// Kind of memory.
-    pub memory: Memory,
+pub struct AllocationPlace {
+    /// AllocationKind of memory.
+    pub memory: TracedMemory,
     /// Allocating function, such as `malloc`.
     pub function: String,
     /// Enclosing CUDA call, if any, such as `cudaGraphInstantiate`.
@@ -47,7 +47,7 @@ pub struct Place {
     /// Program or library of the calling function, without its folder.
     pub module: String,
     /// Call chain of its largest site, innermost first.
-    pub chain: Vec<Frame>,
+    pub chain: Vec<CallFrame>,
     /// Estimated live bytes.
     pub live_bytes: i64,
     /// Estimated live allocations.
@@ -61,23 +61,23 @@ pub struct Place {
 }
 
 /// Key by which sites are grouped into a place.
-type PlaceKey<'a> = (Memory, &'a str, Option<&'a str>, String);
+type PlaceKey<'a> = (TracedMemory, &'a str, Option<&'a str>, String);
 
 /// Sums the sites of a snapshot by place, sorted by growth since `before`. Without `before`, everything
 /// counts as growth.
 pub fn places(
-    before: Option<&Snapshot>,
-    now: &Snapshot,
-    modules: &Modules,
-    symbols: &mut Symbols,
-) -> Vec<Place> {
-    let earlier: BTreeMap<u32, &Site> =
+    before: Option<&TraceSnapshot>,
+    now: &TraceSnapshot,
+    modules: &ProcessModules,
+    symbols: &mut SymbolTables,
+) -> Vec<AllocationPlace> {
+    let earlier: BTreeMap<u32, &CallSite> =
         before.into_iter().flat_map(|before| &before.sites).map(|site| (site.number, site)).collect();
-    let by_number: BTreeMap<u32, &Site> = now.sites.iter().map(|site| (site.number, site)).collect();
-    let mut found: BTreeMap<PlaceKey<'_>, (Place, i64)> = BTreeMap::new();
+    let by_number: BTreeMap<u32, &CallSite> = now.sites.iter().map(|site| (site.number, site)).collect();
+    let mut found: BTreeMap<PlaceKey<'_>, (AllocationPlace, i64)> = BTreeMap::new();
     for site in &now.sites {
         let outer = site.within.and_then(|number| by_number.get(&number).copied());
-        let chain: Vec<Frame> = outer
+        let chain: Vec<CallFrame> = outer
             .unwrap_or(site)
             .addresses
             .iter()
@@ -91,11 +91,11 @@ pub fn places(
         let more_bytes = site.live_bytes.saturating_sub(was.map_or(0, |was| was.live_bytes));
         let more_count = site.live_count - was.map_or(0.0, |was| was.live_count);
         let churned = site.total_bytes.saturating_sub(was.map_or(0, |was| was.total_bytes));
-        let memory = Memory::of(site.kind);
+        let memory = TracedMemory::of(site.kind);
         let within = outer.map(|outer| outer.function);
         let (place, largest) =
             found.entry((memory, site.function, within, called_in.clone())).or_insert_with(|| {
-                let place = Place {
+                let place = AllocationPlace {
                     memory,
                     function: site.function.to_owned(),
                     within: within.map(str::to_owned),
@@ -120,7 +120,7 @@ pub fn places(
             place.chain = chain;
         }
     }
-    let mut places: Vec<Place> = found.into_values().map(|(place, _)| place).collect();
+    let mut places: Vec<AllocationPlace> = found.into_values().map(|(place, _)| place).collect();
     places.sort_by(|one, other| {
         other.more_bytes.cmp(&one.more_bytes).then(other.more_count.total_cmp(&one.more_count))
     });
@@ -147,7 +147,7 @@ const WRAPPER_NAMES: [&str; 13] = [
 ];
 
 /// Returns true if a frame identifies the requester: it has a name, and is no container or allocator.
-fn is_telling(frame: &Frame) -> bool {
+fn is_telling(frame: &CallFrame) -> bool {
     let Some(function) = &frame.function else { return false };
     let library =
         ["libc.so", "libstdc++", "libgcc_s", "ld-linux"].iter().any(|start| frame.module.starts_with(start));
@@ -168,8 +168,8 @@ fn is_telling(frame: &Frame) -> bool {
 mod tests {
     use super::*;
 
-    fn site(number: u32, kind: Kind, function: &'static str, live_bytes: i64) -> Site {
-        Site {
+    fn site(number: u32, kind: AllocationKind, function: &'static str, live_bytes: i64) -> CallSite {
+        CallSite {
             number,
             function,
             kind,
@@ -183,58 +183,67 @@ mod tests {
         }
     }
 
-    fn snapshot(sites: Vec<Site>) -> Snapshot {
-        Snapshot {
+    fn snapshot(sites: Vec<CallSite>) -> TraceSnapshot {
+        TraceSnapshot {
             pid: 1,
             started_unix_ms: 0,
             interval: 65_536,
             exe: "/x".into(),
             own_heap: false,
-            losses: crate::Losses::default(),
+            losses: crate::TraceLosses::default(),
             sites,
         }
     }
 
     #[test]
     fn what_grew_most_comes_first_and_sites_of_one_place_are_one() {
-        let before = snapshot(vec![site(1, Kind::Heap, "malloc", 1000)]);
-        let mut same_place = site(9, Kind::Heap, "malloc", 50);
+        let before = snapshot(vec![site(1, AllocationKind::Heap, "malloc", 1000)]);
+        let mut same_place = site(9, AllocationKind::Heap, "malloc", 50);
         same_place.addresses = vec![0x10, 0x99];
         let now = snapshot(vec![
-            site(1, Kind::Heap, "malloc", 1100),
+            site(1, AllocationKind::Heap, "malloc", 1100),
             same_place,
-            site(2, Kind::Device, "cudaMalloc", 5000),
+            site(2, AllocationKind::Device, "cudaMalloc", 5000),
         ]);
-        let found = places(Some(&before), &now, &Modules::default(), &mut Symbols::default());
+        let found = places(Some(&before), &now, &ProcessModules::default(), &mut SymbolTables::default());
         let told: Vec<_> =
             found.iter().map(|place| (place.memory, place.live_bytes, place.more_bytes)).collect();
-        assert_eq!(told, [(Memory::Device, 5000, 5000), (Memory::Host, 1150, 150)]);
+        assert_eq!(told, [(TracedMemory::Device, 5000, 5000), (TracedMemory::Host, 1150, 150)]);
     }
 
     #[test]
     fn memory_of_the_host_within_a_call_into_cuda_is_put_down_to_the_call() {
-        let graph = site(3, Kind::GraphExec, "cudaGraphInstantiate", 0);
-        let inner = Site { within: Some(3), addresses: Vec::new(), ..site(4, Kind::Heap, "malloc", 700) };
-        let found = places(None, &snapshot(vec![graph, inner]), &Modules::default(), &mut Symbols::default());
+        let graph = site(3, AllocationKind::GraphExec, "cudaGraphInstantiate", 0);
+        let inner = CallSite {
+            within: Some(3),
+            addresses: Vec::new(),
+            ..site(4, AllocationKind::Heap, "malloc", 700)
+        };
+        let found = places(
+            None,
+            &snapshot(vec![graph, inner]),
+            &ProcessModules::default(),
+            &mut SymbolTables::default(),
+        );
         let place = &found[0];
         assert_eq!(
             (place.function.as_str(), place.within.as_deref()),
             ("malloc", Some("cudaGraphInstantiate"))
         );
         assert_eq!((place.more_bytes, place.chain.len()), (700, 2));
-        assert_eq!(found[1].memory, Memory::Handles);
+        assert_eq!(found[1].memory, TracedMemory::Handles);
     }
 
     #[test]
     fn a_container_is_not_who_wanted_memory() {
-        let frame = |function: &str, module: &str| Frame {
+        let frame = |function: &str, module: &str| CallFrame {
             function: Some(function.into()),
             module: module.into(),
             offset: 0,
         };
         assert!(!is_telling(&frame("std::vector::push_back", "llama-server")));
         assert!(!is_telling(&frame("operator new", "libstdc++.so.6")));
-        assert!(!is_telling(&Frame { function: None, module: "libcuda.so.1".into(), offset: 1 }));
+        assert!(!is_telling(&CallFrame { function: None, module: "libcuda.so.1".into(), offset: 1 }));
         assert!(is_telling(&frame("llama_decode", "llama-server")));
     }
 }

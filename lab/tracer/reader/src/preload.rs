@@ -9,14 +9,14 @@ use object::{Endianness, ReadCache, elf};
 
 /// Why the dynamic loader cannot preload the library into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum PreloadObstacle {
     /// Linked statically, so there is no dynamic loader.
     Static,
     /// Linked to musl, whose loader cannot load a glibc library and ends the program.
     Musl,
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for PreloadObstacle {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Static => "is linked statically, so that no library can be put before its functions",
@@ -27,7 +27,7 @@ impl fmt::Display for Obstacle {
 
 /// The obstacle, if any; `None` also for files without this information: scripts, and programs for other
 /// processors.
-pub fn obstacle(program: &Path) -> Option<Obstacle> {
+pub fn obstacle(program: &Path) -> Option<PreloadObstacle> {
     let cache = ReadCache::new(File::open(program).ok()?);
     let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
     let (endian, data) = (file.endian(), file.data());
@@ -37,8 +37,8 @@ pub fn obstacle(program: &Path) -> Option<Obstacle> {
         .find(|header| header.p_type(endian) == elf::PT_INTERP)
         .map(|header| header.interpreter(endian, data));
     match loader {
-        None => Some(Obstacle::Static),
-        Some(Ok(Some(path))) if path.windows(7).any(|part| part == b"ld-musl") => Some(Obstacle::Musl),
+        None => Some(PreloadObstacle::Static),
+        Some(Ok(Some(path))) if path.windows(7).any(|part| part == b"ld-musl") => Some(PreloadObstacle::Musl),
         Some(_) => None,
     }
 }

@@ -7,7 +7,8 @@ use std::{fs, io};
 use procfs::process::{MMapPath, Process};
 
 use crate::layout::{
-    BUSY, COUNT_UNIT, FILE, FRAMES, HEADER, Kind, MAGIC, MAX_SITES, RECORD, VERSION, function, header, record,
+    AllocationKind, BUSY_HASH, COUNT_UNIT, FILE_BYTES, HEADER_BYTES, MAGIC, MAX_FRAMES, MAX_SITES,
+    RECORD_BYTES, VERSION, function, header, record,
 };
 
 /// Errors of reading a snapshot.
@@ -24,7 +25,7 @@ pub enum TraceError {
 
 /// Events missing from the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Losses {
+pub struct TraceLosses {
     /// Allocations that were counted but whose free will not be seen.
     pub unfollowed: u64,
     /// Samples without room for their call site.
@@ -37,13 +38,13 @@ pub struct Losses {
 
 /// A call site: an allocating function with the return addresses of its callers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Site {
+pub struct CallSite {
     /// Number in the file, constant over all snapshots of a process.
     pub number: u32,
     /// Allocating function, such as `malloc`.
     pub function: &'static str,
-    /// Kind of allocation.
-    pub kind: Kind,
+    /// AllocationKind of allocation.
+    pub kind: AllocationKind,
     /// Site number of the enclosing counted call, if any.
     pub within: Option<u32>,
     /// Return addresses, innermost first, beginning with the tracer's own.
@@ -62,7 +63,7 @@ pub struct Site {
 
 /// All call sites of a process at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Snapshot {
+pub struct TraceSnapshot {
     /// PID in the process's own namespace.
     pub pid: u32,
     /// Start of the process, in milliseconds since the Unix epoch.
@@ -74,12 +75,12 @@ pub struct Snapshot {
     /// The program replaces the C library's allocator, so heap blocks are not counted.
     pub own_heap: bool,
     /// Missing events.
-    pub losses: Losses,
+    pub losses: TraceLosses,
     /// Call sites.
-    pub sites: Vec<Site>,
+    pub sites: Vec<CallSite>,
 }
 
-impl Snapshot {
+impl TraceSnapshot {
     /// Reads a trace.
     ///
     /// # Errors
@@ -120,39 +121,39 @@ impl Snapshot {
     }
 
     /// Live bytes of these kinds.
-    pub fn live_bytes(&self, kinds: &[Kind]) -> i64 {
+    pub fn live_bytes(&self, kinds: &[AllocationKind]) -> i64 {
         self.of_kinds(kinds).fold(0, |sum, site| sum.saturating_add(site.live_bytes))
     }
 
     /// Live allocations of these kinds.
-    pub fn live_count(&self, kinds: &[Kind]) -> f64 {
+    pub fn live_count(&self, kinds: &[AllocationKind]) -> f64 {
         self.of_kinds(kinds).map(|site| site.live_count).sum()
     }
 
-    fn of_kinds(&self, kinds: &[Kind]) -> impl Iterator<Item = &Site> {
+    fn of_kinds(&self, kinds: &[AllocationKind]) -> impl Iterator<Item = &CallSite> {
         self.sites.iter().filter(|site| kinds.contains(&site.kind))
     }
 
     fn of(bytes: &[u8]) -> Option<Self> {
         let word = |offset: usize| Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?));
         let half = |offset: usize| Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?));
-        if bytes.len() != FILE || word(header::MAGIC)? != MAGIC || half(header::VERSION)? != VERSION {
+        if bytes.len() != FILE_BYTES || word(header::MAGIC)? != MAGIC || half(header::VERSION)? != VERSION {
             return None;
         }
-        let exe_bytes = (half(header::EXE_BYTES)? as usize).min(HEADER - header::EXE);
+        let exe_bytes = (half(header::EXE_BYTES)? as usize).min(HEADER_BYTES - header::EXE);
         let exe = bytes.get(header::EXE..header::EXE + exe_bytes)?;
         let exe = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(exe);
         let sites = (0..MAX_SITES).filter_map(|number| {
-            let at = HEADER + number * RECORD;
-            if word(at + record::HASH)? <= BUSY {
+            let at = HEADER_BYTES + number * RECORD_BYTES;
+            if word(at + record::HASH)? <= BUSY_HASH {
                 return None;
             }
             let (function, kind) = function(half(at + record::FUNCTION)?)?;
-            let frames = (half(at + record::FRAME_COUNT)? as usize).min(FRAMES);
+            let frames = (half(at + record::FRAME_COUNT)? as usize).min(MAX_FRAMES);
             let signed = |offset: usize| Some(word(at + offset)?.cast_signed());
             #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
             let count = |count: i64| count as f64 / COUNT_UNIT as f64;
-            Some(Site {
+            Some(CallSite {
                 number: u32::try_from(number).ok()?,
                 function,
                 kind,
@@ -171,7 +172,7 @@ impl Snapshot {
             interval: word(header::INTERVAL)?,
             exe: exe.into(),
             own_heap: word(header::OWN_HEAP)? != 0,
-            losses: Losses {
+            losses: TraceLosses {
                 unfollowed: word(header::UNFOLLOWED)?,
                 siteless: word(header::SITELESS)?,
                 short_walks: word(header::SHORT_WALKS)?,
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
 
     fn file() -> Vec<u8> {
-        let mut bytes = vec![0; FILE];
+        let mut bytes = vec![0; FILE_BYTES];
         let mut put = |offset: usize, data: &[u8]| bytes[offset..offset + data.len()].copy_from_slice(data);
         put(header::MAGIC, &MAGIC.to_ne_bytes());
         put(header::VERSION, &VERSION.to_ne_bytes());
@@ -207,7 +208,7 @@ mod tests {
         put(header::OWN_HEAP, &1_u64.to_ne_bytes());
         put(header::EXE_BYTES, &4_u32.to_ne_bytes());
         put(header::EXE, b"/a/b");
-        let at = HEADER + 5 * RECORD;
+        let at = HEADER_BYTES + 5 * RECORD_BYTES;
         put(at + record::HASH, &99_u64.to_ne_bytes());
         put(at + record::FUNCTION, &crate::layout::number_of("cudaMalloc").to_ne_bytes());
         put(at + record::FRAME_COUNT, &2_u32.to_ne_bytes());
@@ -215,21 +216,21 @@ mod tests {
         put(at + record::LIVE_BYTES, &(-5_i64).to_ne_bytes());
         put(at + record::LIVE_COUNT, &384_i64.to_ne_bytes());
         // A record that is being written, and one of an unknown function.
-        put(HEADER + RECORD, &BUSY.to_ne_bytes());
-        put(HEADER + 2 * RECORD, &77_u64.to_ne_bytes());
-        put(HEADER + 2 * RECORD + record::FUNCTION, &1000_u32.to_ne_bytes());
+        put(HEADER_BYTES + RECORD_BYTES, &BUSY_HASH.to_ne_bytes());
+        put(HEADER_BYTES + 2 * RECORD_BYTES, &77_u64.to_ne_bytes());
+        put(HEADER_BYTES + 2 * RECORD_BYTES + record::FUNCTION, &1000_u32.to_ne_bytes());
         bytes
     }
 
     #[test]
     fn what_was_written_is_read() {
-        let read = Snapshot::of(&file()).unwrap();
+        let read = TraceSnapshot::of(&file()).unwrap();
         assert_eq!((read.pid, read.exe.as_path(), read.sites.len()), (7, Path::new("/a/b"), 1));
         assert!(read.own_heap);
         let site = &read.sites[0];
         assert_eq!(
             (site.function, site.kind, site.addresses.as_slice()),
-            ("cudaMalloc", Kind::Device, [1, 2].as_slice())
+            ("cudaMalloc", AllocationKind::Device, [1, 2].as_slice())
         );
         assert_eq!((site.number, site.within, site.live_bytes), (5, None, -5));
         assert!((site.live_count - 1.5).abs() < 1e-9);
@@ -241,20 +242,20 @@ mod tests {
         let mut bytes = file();
         bytes[header::PID..header::PID + 4].copy_from_slice(&std::process::id().to_ne_bytes());
         fs::write(folder.path().join("1.trace"), bytes).unwrap();
-        assert_eq!(Snapshot::all_in(folder.path()).unwrap(), []);
+        assert_eq!(TraceSnapshot::all_in(folder.path()).unwrap(), []);
         assert!(has_mapped(std::process::id(), &std::env::current_exe().unwrap()));
     }
 
     #[test]
     fn what_is_no_trace_is_none_and_nothing_in_it_leads_out_of_it() {
-        assert_eq!(Snapshot::of(b""), None);
-        assert_eq!(Snapshot::of(&vec![0; FILE]), None);
-        assert_eq!(Snapshot::of(&file()[..FILE - 1]), None);
+        assert_eq!(TraceSnapshot::of(b""), None);
+        assert_eq!(TraceSnapshot::of(&vec![0; FILE_BYTES]), None);
+        assert_eq!(TraceSnapshot::of(&file()[..FILE_BYTES - 1]), None);
         let mut bytes = file();
         bytes[header::EXE_BYTES..header::EXE_BYTES + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
-        let at = HEADER + 5 * RECORD + record::FRAME_COUNT;
+        let at = HEADER_BYTES + 5 * RECORD_BYTES + record::FRAME_COUNT;
         bytes[at..at + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
-        let read = Snapshot::of(&bytes).unwrap();
-        assert_eq!(read.sites[0].addresses.len(), FRAMES);
+        let read = TraceSnapshot::of(&bytes).unwrap();
+        assert_eq!(read.sites[0].addresses.len(), MAX_FRAMES);
     }
 }

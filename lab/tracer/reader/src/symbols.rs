@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use object::{Object as _, ObjectSegment as _, ObjectSymbol as _, SymbolKind};
 use serde::{Deserialize, Serialize};
 
-use crate::modules::Modules;
+use crate::modules::ProcessModules;
 
 /// A step of a call chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Frame {
+pub struct CallFrame {
     /// Demangled function name without arguments; `None` if unknown.
     pub function: Option<String>,
     /// Program or library, without its folder.
@@ -21,7 +21,7 @@ pub struct Frame {
     pub offset: u64,
 }
 
-impl std::fmt::Display for Frame {
+impl std::fmt::Display for CallFrame {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.function {
             Some(function) => write!(out, "{function}"),
@@ -34,13 +34,13 @@ impl std::fmt::Display for Frame {
 type SymbolEntry = (u64, u64, Box<str>);
 
 #[derive(Debug, Default)]
-struct Table {
+struct SymbolTable {
     /// Loaded segments: file offset, length, address.
     segments: Vec<(u64, u64, u64)>,
     functions: Vec<SymbolEntry>,
 }
 
-impl Table {
+impl SymbolTable {
     fn read(path: &Path) -> Option<Self> {
         // CUDA's libraries have hundreds of megabytes, of which only the symbol tables are read.
         let cache = object::ReadCache::new(std::fs::File::open(path).ok()?);
@@ -72,22 +72,22 @@ impl Table {
 
 /// Symbol tables of all files used so far.
 #[derive(Debug, Default)]
-pub struct Symbols {
-    tables: BTreeMap<PathBuf, Option<Table>>,
+pub struct SymbolTables {
+    tables: BTreeMap<PathBuf, Option<SymbolTable>>,
 }
 
-impl Symbols {
+impl SymbolTables {
     /// The frame of a call, by its return address.
-    pub fn frame(&mut self, modules: &Modules, address: u64) -> Frame {
+    pub fn frame(&mut self, modules: &ProcessModules, address: u64) -> CallFrame {
         // The call is before its return address, which may already belong to the next function.
         let Some((path, offset)) = modules.find(address.saturating_sub(1)) else {
-            return Frame { function: None, module: "unknown".to_owned(), offset: address };
+            return CallFrame { function: None, module: "unknown".to_owned(), offset: address };
         };
         let readable = || modules.readable(path);
-        let table = self.tables.entry(path.to_owned()).or_insert_with(|| Table::read(&readable()));
+        let table = self.tables.entry(path.to_owned()).or_insert_with(|| SymbolTable::read(&readable()));
         let function = table.as_ref().and_then(|table| table.name(offset)).map(readable_name);
         let module = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        Frame { function, module, offset }
+        CallFrame { function, module, offset }
     }
 }
 
@@ -149,16 +149,16 @@ mod tests {
     #[test]
     fn a_function_of_this_program_is_found_by_an_address_within_it() {
         let here = a_function_of_this_program_is_found_by_an_address_within_it as fn() as usize as u64;
-        let frame = Symbols::default().frame(&Modules::of(std::process::id()), here + 8);
+        let frame = SymbolTables::default().frame(&ProcessModules::of(std::process::id()), here + 8);
         let function = frame.function.clone().unwrap();
         assert!(function.ends_with("a_function_of_this_program_is_found_by_an_address_within_it"), "{frame}");
     }
 
     #[test]
     fn what_nothing_names_is_told_by_its_place() {
-        let frame = Frame { function: None, module: "libcuda.so.1".into(), offset: 0x1234 };
+        let frame = CallFrame { function: None, module: "libcuda.so.1".into(), offset: 0x1234 };
         assert_eq!(frame.to_string(), "libcuda.so.1+0x1234");
-        let nowhere = Symbols::default().frame(&Modules::default(), 5);
+        let nowhere = SymbolTables::default().frame(&ProcessModules::default(), 5);
         assert_eq!((nowhere.function, nowhere.module.as_str()), (None, "unknown"));
     }
 }

@@ -6,19 +6,19 @@
 use diffy::Line;
 
 use crate::error::Result;
-use crate::judgement::{Edits, FileEdit, Reason, Status};
-use crate::revision::Revision;
+use crate::judgement::{FileEdit, JudgementReason, PatchStatus, TreeEdits};
+use crate::revision::SourceRevision;
 use crate::set::SetDiff;
 use crate::set::diff::{FileDiff, build_number, parse};
-use crate::tree::{Overlay, Tree};
+use crate::tree::{OverlayTree, SourceTree};
 
 /// Result of placing a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Placed {
+pub(super) struct PlacedDiff {
     /// Reasons against verification or application.
-    pub(super) reasons: Vec<Reason>,
+    pub(super) reasons: Vec<JudgementReason>,
     /// Changes; `None` if the diff is refused or is for other revisions.
-    pub(super) edits: Option<Edits>,
+    pub(super) edits: Option<TreeEdits>,
 }
 
 /// Places a diff into a tree, without writing.
@@ -26,8 +26,8 @@ pub(super) struct Placed {
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub(super) fn place(diff: &SetDiff, tree: &dyn Tree) -> Result<Placed> {
-    let reason = |status, file: Option<&str>, line, text: String| Reason {
+pub(super) fn place(diff: &SetDiff, tree: &dyn SourceTree) -> Result<PlacedDiff> {
+    let reason = |status, file: Option<&str>, line, text: String| JudgementReason {
         status,
         part: format!("diff `{}`", diff.file),
         fix: None,
@@ -39,18 +39,24 @@ pub(super) fn place(diff: &SetDiff, tree: &dyn Tree) -> Result<Placed> {
     match in_range(diff, &tree.revision()) {
         RangeMatch::Inside => {}
         RangeMatch::Outside(why) => {
-            return Ok(Placed { reasons: vec![reason(Status::NotApplicable, None, None, why)], edits: None });
+            return Ok(PlacedDiff {
+                reasons: vec![reason(PatchStatus::NotApplicable, None, None, why)],
+                edits: None,
+            });
         }
-        RangeMatch::Unknown(why) => reasons.push(reason(Status::Unverified, None, None, why)),
+        RangeMatch::Unknown(why) => reasons.push(reason(PatchStatus::Unverified, None, None, why)),
     }
     let files = match parse(&diff.content) {
         Ok(files) => files,
         Err(why) => {
-            return Ok(Placed { reasons: vec![reason(Status::Refused, None, None, why)], edits: None });
+            return Ok(PlacedDiff {
+                reasons: vec![reason(PatchStatus::Refused, None, None, why)],
+                edits: None,
+            });
         }
     };
     // A diff may contain a file twice: the second time, it applies to the changed file.
-    let mut overlay = Overlay::new(tree);
+    let mut overlay = OverlayTree::new(tree);
     let mut edits: Vec<FileEdit> = Vec::new();
     for file in files {
         let before = overlay.read(&file.path)?;
@@ -63,12 +69,12 @@ pub(super) fn place(diff: &SetDiff, tree: &dyn Tree) -> Result<Placed> {
                 }
             }
             Err((line, why)) => {
-                let refused = reason(Status::Refused, Some(&file.path), line, why);
-                return Ok(Placed { reasons: vec![refused], edits: None });
+                let refused = reason(PatchStatus::Refused, Some(&file.path), line, why);
+                return Ok(PlacedDiff { reasons: vec![refused], edits: None });
             }
         }
     }
-    Ok(Placed { reasons, edits: Some(Edits(edits)) })
+    Ok(PlacedDiff { reasons, edits: Some(TreeEdits(edits)) })
 }
 
 /// The file after the diff, or the line at which the diff does not fit, with the reason.
@@ -149,7 +155,7 @@ enum RangeMatch {
 
 /// Checks if a diff is for a revision. Named commits take precedence; a commit that is not named may still
 /// be within the range of builds.
-fn in_range(diff: &SetDiff, revision: &Revision) -> RangeMatch {
+fn in_range(diff: &SetDiff, revision: &SourceRevision) -> RangeMatch {
     let builds = diff.first.is_some() || diff.last.is_some();
     if diff.commits.is_empty() && !builds {
         return RangeMatch::Unknown("it does not say which builds or commits it is for".to_owned());

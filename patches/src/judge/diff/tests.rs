@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::set::diff::validate;
 
-struct Files(BTreeMap<&'static str, &'static [u8]>, Revision);
+struct Files(BTreeMap<&'static str, &'static [u8]>, SourceRevision);
 
-impl Tree for Files {
+impl SourceTree for Files {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         Ok(self.0.get(path).map(|content| content.to_vec()))
     }
 
-    fn revision(&self) -> Revision {
+    fn revision(&self) -> SourceRevision {
         self.1.clone()
     }
 }
 
 fn tree(files: &[(&'static str, &'static [u8])]) -> Files {
-    let revision = Revision { commit: Some("0123456789abcdef".into()), build_number: Some(8050) };
+    let revision = SourceRevision { commit: Some("0123456789abcdef".into()), build_number: Some(8050) };
     Files(files.iter().copied().collect(), revision)
 }
 
@@ -38,7 +38,7 @@ const NUMBERS: &[u8] = b"one\ntwo\nthree\nfour\nfive\n";
 fn refusal(content: &str, files: &[(&'static str, &'static [u8])]) -> String {
     let placed = place(&diff(content), &tree(files)).unwrap();
     assert!(placed.edits.is_none(), "{placed:?}");
-    assert_eq!(placed.reasons[0].status, Status::Refused);
+    assert_eq!(placed.reasons[0].status, PatchStatus::Refused);
     placed.reasons[0].to_string()
 }
 
@@ -124,20 +124,23 @@ fn what_a_diff_may_not_do_is_said() {
 #[test]
 fn outside_of_its_range_it_is_not_applicable_and_with_an_unknown_revision_unverified() {
     let ask = |diff: &SetDiff, commit: Option<&str>, build_number| {
-        let revision = Revision { commit: commit.map(str::to_owned), build_number };
+        let revision = SourceRevision { commit: commit.map(str::to_owned), build_number };
         let placed = place(diff, &Files([("x.txt", NUMBERS)].into(), revision)).unwrap();
         (placed.reasons.first().map(|reason| reason.status), placed.edits.is_some())
     };
     let builds = diff(CHANGE);
     assert_eq!(ask(&builds, None, Some(8000)), (None, true));
-    assert_eq!(ask(&builds, None, Some(8101)), (Some(Status::NotApplicable), false));
-    assert_eq!(ask(&builds, Some("0123456789"), None), (Some(Status::Unverified), true));
+    assert_eq!(ask(&builds, None, Some(8101)), (Some(PatchStatus::NotApplicable), false));
+    assert_eq!(ask(&builds, Some("0123456789"), None), (Some(PatchStatus::Unverified), true));
     let commits = SetDiff { first: None, last: None, commits: vec!["0123456".into()], ..diff(CHANGE) };
     assert_eq!(ask(&commits, Some("0123456789abcdef"), None), (None, true));
-    assert_eq!(ask(&commits, Some("0123457000000000"), Some(8000)), (Some(Status::NotApplicable), false));
-    assert_eq!(ask(&commits, None, Some(8000)), (Some(Status::Unverified), true));
+    assert_eq!(
+        ask(&commits, Some("0123457000000000"), Some(8000)),
+        (Some(PatchStatus::NotApplicable), false)
+    );
+    assert_eq!(ask(&commits, None, Some(8000)), (Some(PatchStatus::Unverified), true));
     let neither = SetDiff { commits: Vec::new(), ..commits };
-    assert_eq!(ask(&neither, None, Some(8000)), (Some(Status::Unverified), true));
+    assert_eq!(ask(&neither, None, Some(8000)), (Some(PatchStatus::Unverified), true));
 }
 
 #[test]

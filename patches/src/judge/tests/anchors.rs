@@ -64,7 +64,7 @@ fn a_line_is_never_put_between_an_if_and_what_it_governs() {
         let run = RUN.replace(from, to);
         let judgement = judged(&run, WHEEL);
         if why == "hook `include`" {
-            assert_eq!(judgement.status, Status::Unverified, "{:?}", reasons(&judgement));
+            assert_eq!(judgement.status, PatchStatus::Unverified, "{:?}", reasons(&judgement));
         } else {
             refused(&judgement, &[why]);
         }
@@ -108,7 +108,12 @@ fn a_line_is_never_put_into_one_alternative_of_a_head() {
         "#ifdef WHEELS\n{}#endif\n",
         RUN.replace("    for", "#if A\n    a();\n#else\n#endif\n    for")
     );
-    assert_eq!(judged(&whole, WHEEL).status, Status::Unverified, "{:?}", reasons(&judged(&whole, WHEEL)));
+    assert_eq!(
+        judged(&whole, WHEEL).status,
+        PatchStatus::Unverified,
+        "{:?}",
+        reasons(&judged(&whole, WHEEL))
+    );
 }
 
 #[test]
@@ -124,9 +129,14 @@ fn an_anchor_in_a_macro_or_in_if_0_in_parentheses_is_no_place() {
 #[test]
 fn nothing_is_put_before_a_byte_order_mark() {
     let marked = format!("\u{feff}{RUN}");
-    assert_eq!(judged(&marked, WHEEL).status, Status::Verified);
+    assert_eq!(judged(&marked, WHEEL).status, PatchStatus::Verified);
     let first = RUN.split_once("static status").unwrap().1;
     refused(&judged(&format!("\u{feff}static status{first}"), WHEEL), &["hook `include`"]);
     let guarded = format!("\u{feff}#ifndef WHEELS\n#define WHEELS\n{RUN}#endif\n");
-    assert_eq!(judged(&guarded, WHEEL).status, Status::Verified, "{:?}", reasons(&judged(&guarded, WHEEL)));
+    assert_eq!(
+        judged(&guarded, WHEEL).status,
+        PatchStatus::Verified,
+        "{:?}",
+        reasons(&judged(&guarded, WHEEL))
+    );
 }

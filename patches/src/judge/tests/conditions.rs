@@ -34,13 +34,13 @@ fn what_is_only_compiled_under_a_condition_is_not_what_somebody_looked_at() {
         ("#ifdef A\n#elif B", "#else\n#endif"),
     ] {
         let judgement = judged(&format!("{condition}\n{RUN}\n{end}\n"), WHEEL);
-        assert_eq!(judgement.status, Status::Unverified, "{condition}: {:?}", reasons(&judgement));
+        assert_eq!(judgement.status, PatchStatus::Unverified, "{condition}: {:?}", reasons(&judgement));
         let said = reasons(&judgement).join("\n");
         assert!(said.contains("only compiled under") && said.contains("seam `run`"), "{condition}: {said}");
     }
     for always in ["#if 1", "#if 1 || NEVER", "#if 0\n#else", "#if 0\n#elif 1"] {
         let judgement = judged(&format!("{always}\n{RUN}\n#endif\n"), WHEEL);
-        assert_eq!(judgement.status, Status::Verified, "{always}: {:?}", reasons(&judgement));
+        assert_eq!(judgement.status, PatchStatus::Verified, "{always}: {:?}", reasons(&judgement));
     }
 }
 
@@ -85,9 +85,9 @@ fn a_line_under_a_condition_needs_a_seam_that_says_that_somebody_looked() {
     assert_ne!(inside, RUN);
     for run in [inside, format!("#ifdef LOUD\n{RUN}\n#endif\n")] {
         let judgement = judge(&set, &tree(&run, WHEEL)).unwrap();
-        assert_eq!(judgement.status, Status::Unverified, "{:?}", reasons(&judgement));
+        assert_eq!(judgement.status, PatchStatus::Unverified, "{:?}", reasons(&judgement));
         let said = reasons(&judgement).join("\n");
         assert!(said.contains("hook `end`") && said.contains("only compiled under `#ifdef LOUD`"), "{said}");
     }
-    assert_eq!(judge(&set, &tree(RUN, WHEEL)).unwrap().status, Status::Verified);
+    assert_eq!(judge(&set, &tree(RUN, WHEEL)).unwrap().status, PatchStatus::Verified);
 }

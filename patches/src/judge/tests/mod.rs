@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::*;
-use crate::judgement::{FileEdit, Judgement, Status};
-use crate::revision::Revision;
-use crate::scan::{Container, ContainerKind};
-use crate::set::Catalogue;
+use crate::judgement::{FileEdit, PatchStatus, SetJudgement};
+use crate::revision::SourceRevision;
+use crate::scan::{CodeContainer, ContainerKind};
 use crate::set::PatchSet;
+use crate::set::SetCatalogue;
 use crate::set::fingerprints::learn;
-use crate::set::{Pattern, ProbeConsequence};
-use crate::tree::Tree;
+use crate::set::{CodePattern, ProbeConsequence};
+use crate::tree::SourceTree;
 
 const SET: &str = r#"schema = 1
 id = "mine"
@@ -135,13 +135,13 @@ const WHEEL: &str =
 
 struct Files(BTreeMap<String, Vec<u8>>);
 
-impl Tree for Files {
+impl SourceTree for Files {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         Ok(self.0.get(path).cloned())
     }
 
-    fn revision(&self) -> Revision {
-        Revision::default()
+    fn revision(&self) -> SourceRevision {
+        SourceRevision::default()
     }
 }
 
@@ -157,7 +157,7 @@ fn unlearned() -> PatchSet {
     fs::write(path.join("set.toml"), SET).unwrap();
     fs::write(path.join("w.h"), "#pragma once\n").unwrap();
     fs::write(path.join("fingerprints.json"), r#"{"schema":1}"#).unwrap();
-    Catalogue::default().with_folder(&path).unwrap().set("mine").unwrap().clone()
+    SetCatalogue::default().with_folder(&path).unwrap().set("mine").unwrap().clone()
 }
 
 /// The set, which knows the tree above.
@@ -168,11 +168,11 @@ fn set() -> PatchSet {
     set
 }
 
-fn judged(run: &str, wheel: &str) -> Judgement {
+fn judged(run: &str, wheel: &str) -> SetJudgement {
     judge(&set(), &tree(run, wheel)).unwrap()
 }
 
-fn edit<'a>(judgement: &'a Judgement, path: &str) -> &'a FileEdit {
+fn edit<'a>(judgement: &'a SetJudgement, path: &str) -> &'a FileEdit {
     judgement.edits.as_ref().unwrap().0.iter().find(|edit| edit.path == path).unwrap()
 }
 
@@ -180,26 +180,26 @@ fn text(edit: &FileEdit) -> String {
     String::from_utf8(edit.after.clone()).unwrap()
 }
 
-fn reasons(judgement: &Judgement) -> Vec<String> {
+fn reasons(judgement: &SetJudgement) -> Vec<String> {
     let all: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
     assert!(all.iter().all(|reason| !reason.contains('\n')), "{all:?}");
     all
 }
 
 /// Expects a refusal without edits, for a reason that contains all of these parts.
-fn refused(judgement: &Judgement, parts: &[&str]) {
+fn refused(judgement: &SetJudgement, parts: &[&str]) {
     let all = reasons(judgement);
-    assert_eq!((judgement.status, judgement.edits.is_none()), (Status::Refused, true), "{all:#?}");
+    assert_eq!((judgement.status, judgement.edits.is_none()), (PatchStatus::Refused, true), "{all:#?}");
     assert!(all.iter().any(|reason| parts.iter().all(|part| reason.contains(part))), "{parts:?} in {all:#?}");
-    assert!(judgement.fixes.iter().all(|fix| fix.status != Status::Verified));
+    assert!(judgement.fixes.iter().all(|fix| fix.status != PatchStatus::Verified));
 }
 
 #[test]
 fn a_known_tree_is_verified_and_each_line_stands_in_its_place() {
     let judgement = judged(RUN, WHEEL);
     assert_eq!(reasons(&judgement), Vec::<String>::new());
-    assert_eq!(judgement.status, Status::Verified);
-    assert!(judgement.fixes.iter().all(|fix| fix.status == Status::Verified));
+    assert_eq!(judgement.status, PatchStatus::Verified);
+    assert!(judgement.fixes.iter().all(|fix| fix.status == PatchStatus::Verified));
     let edit = edit(&judgement, "gpu/new.cu");
     let expected = RUN
         .replace("static status wheel_run", "#include \"w.h\" // llama-warden:mine/include\nstatic status wheel_run")
@@ -229,7 +229,7 @@ fn the_sidecar_stands_beside_its_hook_with_what_the_probes_found() {
     );
     assert!(lines[0].starts_with("// llama-warden mine") && lines[2].starts_with("// llama-warden mine"));
     let without = judged(&RUN.replace("static std::mutex wheel_lock;\n", ""), WHEEL);
-    assert_eq!(without.status, Status::Verified);
+    assert_eq!(without.status, PatchStatus::Verified);
     assert!(!text(edit(&without, "gpu/w.h")).contains("W_HAS_LOCK"));
 }
 
@@ -239,14 +239,14 @@ fn the_first_file_that_exists_is_meant() {
     let run = old.0.remove("gpu/new.cu").unwrap();
     old.0.insert("gpu/old.cu".to_owned(), run);
     let judgement = judge(&set(), &old).unwrap();
-    assert_eq!(judgement.status, Status::Verified);
+    assert_eq!(judgement.status, PatchStatus::Verified);
     assert!(text(edit(&judgement, "gpu/old.cu")).contains("mine/end"));
 }
 
 #[test]
 fn the_line_ends_of_a_file_are_kept() {
     let judgement = judged(&RUN.replace('\n', "\r\n"), WHEEL);
-    assert_eq!(judgement.status, Status::Verified, "{:?}", reasons(&judgement));
+    assert_eq!(judgement.status, PatchStatus::Verified, "{:?}", reasons(&judgement));
     let text = text(edit(&judgement, "gpu/new.cu"));
     assert!(text.contains("    ours::turned(w); // llama-warden:mine/end\r\n"));
     assert_eq!(text.matches('\n').count(), text.matches("\r\n").count());
@@ -280,7 +280,7 @@ fn what_a_patch_does_not_find_is_told_with_where_to_look() {
 #[test]
 fn layout_and_comments_do_not_matter() {
     let judgement = judged(&RUN.replace("    for", "\t/* go */ for").replace("// the wheel", ""), WHEEL);
-    assert_eq!(judgement.status, Status::Verified);
+    assert_eq!(judgement.status, PatchStatus::Verified);
 }
 
 #[test]

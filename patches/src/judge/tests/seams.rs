@@ -8,7 +8,7 @@ fn a_changed_body_is_unverified_and_the_change_is_shown() {
         .replace("w->turn(i);", "w->turn(i + 1);")
         .replace("    return WHEEL_OK;\n}", "    w->rest();\n    return WHEEL_OK;\n}");
     let judgement = judged(&run, WHEEL);
-    assert_eq!(judgement.status, Status::Unverified);
+    assert_eq!(judgement.status, PatchStatus::Unverified);
     assert!(judgement.edits.is_some());
     let all = reasons(&judgement);
     assert_eq!(all.len(), 1, "{all:#?}");
@@ -21,7 +21,7 @@ fn a_changed_body_is_unverified_and_the_change_is_shown() {
     ] {
         assert!(all[0].contains(part), "{part} in {}", all[0]);
     }
-    assert_eq!(judgement.fixes[0].status, Status::Unverified);
+    assert_eq!(judgement.fixes[0].status, PatchStatus::Unverified);
     assert_eq!(judgement.seams[0].known, None);
     assert_eq!(judgement.seams[1].known.as_deref(), Some("b1"));
 }
@@ -33,9 +33,9 @@ fn an_optional_seam_may_be_absent_and_another_may_not() {
     for seam in &mut set.seams {
         seam.optional = false;
     }
-    set.fingerprints = crate::set::fingerprints::Fingerprints::default();
+    set.fingerprints = crate::set::fingerprints::SeamFingerprints::default();
     let judgement = judge(&set, &tree(RUN, WHEEL)).unwrap();
-    assert_eq!(judgement.status, Status::Unverified);
+    assert_eq!(judgement.status, PatchStatus::Unverified);
     assert!(
         reasons(&judgement).iter().any(|reason| reason.contains("seam `lever`: struct `lever` is not there"))
     );
@@ -45,7 +45,7 @@ fn an_optional_seam_may_be_absent_and_another_may_not() {
 fn an_applied_tree_is_refused_and_its_fingerprints_are_those_of_the_plain_one() {
     let plain = tree(RUN, WHEEL);
     let first = judge(&set(), &plain).unwrap();
-    let mut applied = Overlay::new(&plain);
+    let mut applied = OverlayTree::new(&plain);
     applied.add(first.edits.as_ref().unwrap());
     let again = judge(&set(), &applied).unwrap();
     refused(&again, &["gpu/new.cu:8: hook `include`", "is here already: take it out first"]);
@@ -65,10 +65,10 @@ fn two_sets_go_into_one_file_one_after_the_other() {
         sidecar.file = "v.h".to_owned();
     }
     let first = judge(&set(), &plain).unwrap();
-    let mut overlay = Overlay::new(&plain);
+    let mut overlay = OverlayTree::new(&plain);
     overlay.add(first.edits.as_ref().unwrap());
     let second = judge(&other, &overlay).unwrap();
-    assert_eq!(second.status, Status::Verified, "{:?}", reasons(&second));
+    assert_eq!(second.status, PatchStatus::Verified, "{:?}", reasons(&second));
     let text = text(edit(&second, "gpu/new.cu"));
     let place = |mark: &str| text.find(mark).unwrap();
     assert!(place("mine/end") < place("other/end") && place("other/end") < place("    return WHEEL_OK;\n}"));
@@ -86,14 +86,14 @@ fn a_foreign_file_of_the_sidecars_name_is_not_overwritten() {
 
 #[test]
 fn equal_contents_are_judged_once() {
-    let judge = Judge::default();
+    let judge = CachingJudge::default();
     let set = set();
     let first = judge.judge(&set, &tree(RUN, WHEEL)).unwrap();
     let mut same = tree(RUN, WHEEL);
     same.0.insert("other".to_owned(), Vec::new());
     assert!(std::sync::Arc::ptr_eq(&first, &judge.judge(&set, &same).unwrap()));
-    assert_eq!((judge.judged(), first.status, first.edits.is_none()), (1, Status::Verified, true));
-    assert_eq!(judge.judge(&set, &tree(RUN, "")).unwrap().status, Status::Refused);
+    assert_eq!((judge.judged(), first.status, first.edits.is_none()), (1, PatchStatus::Verified, true));
+    assert_eq!(judge.judge(&set, &tree(RUN, "")).unwrap().status, PatchStatus::Refused);
     assert_eq!(judge.judged(), 2);
 }
 
@@ -101,7 +101,7 @@ fn equal_contents_are_judged_once() {
 fn what_is_learned_is_known_keeps_its_place_and_is_learned_once() {
     let mut set = set();
     let changed = tree(&RUN.replace("w->turn(i)", "w->roll(i)"), WHEEL);
-    assert_eq!(judge(&set, &changed).unwrap().status, Status::Unverified);
+    assert_eq!(judge(&set, &changed).unwrap().status, PatchStatus::Unverified);
     let seen = fingerprint(&set, &changed).unwrap();
     let more = learn(&set.fingerprints, &seen, "b2", "def", "wheels");
     assert_eq!(more.of("run").iter().map(|known| known.label.as_str()).collect::<Vec<_>>(), ["b1", "b2"]);
@@ -110,7 +110,7 @@ fn what_is_learned_is_known_keeps_its_place_and_is_learned_once() {
     let text = more.to_json().unwrap();
     assert_eq!(crate::set::load::known::parse("x", text.as_bytes(), &set.seams).unwrap(), more);
     set.fingerprints = more;
-    assert_eq!(judge(&set, &changed).unwrap().status, Status::Verified);
+    assert_eq!(judge(&set, &changed).unwrap().status, PatchStatus::Verified);
 }
 
 #[test]
@@ -118,6 +118,6 @@ fn a_change_of_the_order_alone_is_told() {
     let mut wheel = WHEEL.replace("    int brakes;\n", "");
     wheel = wheel.replace("    float spokes[8];\n", "    int brakes;\n    float spokes[8];\n");
     let judgement = judged(RUN, &wheel);
-    assert_eq!(judgement.status, Status::Unverified);
+    assert_eq!(judgement.status, PatchStatus::Unverified);
     assert!(reasons(&judgement)[0].contains("gone") || reasons(&judgement)[0].contains("order"));
 }

@@ -1,21 +1,25 @@
 //! Loads the file with the known versions of a set's seams.
 
-use crate::error::{Error, Result};
-use crate::scan::normal::{DIGITS, PIECE_DIGITS};
+use crate::error::{PatchError, Result};
+use crate::scan::normal::{CONTAINER_DIGITS, PIECE_DIGITS};
 use crate::set::SetSeam;
-use crate::set::fingerprints::{ABSENT_HASH, Fingerprints, SCHEMA};
+use crate::set::fingerprints::{ABSENT_HASH, FINGERPRINTS_SCHEMA, SeamFingerprints};
 
 /// Parses a `fingerprints.json`; `file` is its name in errors.
-pub(crate) fn parse(file: &str, text: &[u8], seams: &[SetSeam]) -> Result<Fingerprints> {
-    let fault =
-        |line: Option<usize>, key: String, why: String| Error::Set { file: file.to_owned(), line, key, why };
-    let read: Fingerprints = serde_json::from_slice(text)
+pub(crate) fn parse(file: &str, text: &[u8], seams: &[SetSeam]) -> Result<SeamFingerprints> {
+    let fault = |line: Option<usize>, key: String, why: String| PatchError::Set {
+        file: file.to_owned(),
+        line,
+        key,
+        why,
+    };
+    let read: SeamFingerprints = serde_json::from_slice(text)
         .map_err(|error| fault(Some(error.line()), String::new(), error.to_string()))?;
-    if read.schema != SCHEMA {
+    if read.schema != FINGERPRINTS_SCHEMA {
         return Err(fault(
             None,
             "schema".to_owned(),
-            format!("this is schema {}, known is {SCHEMA}", read.schema),
+            format!("this is schema {}, known is {FINGERPRINTS_SCHEMA}", read.schema),
         ));
     }
     let is_hex = |text: &str, digits: usize| {
@@ -29,9 +33,11 @@ pub(crate) fn parse(file: &str, text: &[u8], seams: &[SetSeam]) -> Result<Finger
         }
         for (number, version) in versions.iter().enumerate() {
             let key = |of: &str| format!("{key}[{}].{of}", number + 1);
-            if version.hash != ABSENT_HASH && !is_hex(&version.hash, DIGITS) {
-                let why =
-                    format!("`{}` is neither {DIGITS} hexadecimal digits nor `{ABSENT_HASH}`", version.hash);
+            if version.hash != ABSENT_HASH && !is_hex(&version.hash, CONTAINER_DIGITS) {
+                let why = format!(
+                    "`{}` is neither {CONTAINER_DIGITS} hexadecimal digits nor `{ABSENT_HASH}`",
+                    version.hash
+                );
                 return Err(fault(None, key("hash"), why));
             }
             if versions.iter().take(number).any(|before| before.hash == version.hash) {

@@ -6,46 +6,46 @@ mod position;
 #[cfg(test)]
 mod tests;
 
-use position::{Document, Step, newlines};
+use position::{PathStep, TomlDocument, newlines};
 
-use super::fingerprints::Fingerprints;
-use super::{Origin, PatchSet, SetDocument};
-use crate::error::{Error, Result};
+use super::fingerprints::SeamFingerprints;
+use super::{PatchSet, SetDocument, SetOrigin};
+use crate::error::{PatchError, Result};
 
 /// File that makes a folder a set.
-pub(super) const SET: &str = "set.toml";
+pub(super) const SET_FILE: &str = "set.toml";
 /// File with the known versions of its seams.
 pub(super) const FINGERPRINTS_FILE: &str = "fingerprints.json";
 
 /// Supported version of the format.
-const SCHEMA: u32 = 1;
+const SET_SCHEMA: u32 = 1;
 
 /// An error with its position in the document.
-type Fault = (Vec<Step>, String);
+type DocumentFault = (Vec<PathStep>, String);
 
 /// Loads a set. `folder` is its folder's name, `shown` the folder's name in errors, `read` returns its files.
 pub(crate) fn set(
     folder: &str,
     shown: &str,
-    origin: Origin,
+    origin: SetOrigin,
     read: &dyn Fn(&str) -> Result<Option<Vec<u8>>>,
 ) -> Result<PatchSet> {
     let name = |file: &str| format!("{shown}/{file}");
-    let missing = |file: &str| Error::Set {
+    let missing = |file: &str| PatchError::Set {
         file: name(file),
         line: None,
         key: String::new(),
         why: "this file is missing".to_owned(),
     };
-    let text = read(SET)?.ok_or_else(|| missing(SET))?;
-    let text = String::from_utf8(text).map_err(|error| Error::Set {
-        file: name(SET),
+    let text = read(SET_FILE)?.ok_or_else(|| missing(SET_FILE))?;
+    let text = String::from_utf8(text).map_err(|error| PatchError::Set {
+        file: name(SET_FILE),
         line: Some(1 + newlines(error.as_bytes(), error.utf8_error().valid_up_to())),
         key: String::new(),
         why: "this is not UTF-8".to_owned(),
     })?;
-    let file = name(SET);
-    let document = Document::parse(&file, &text)?;
+    let file = name(SET_FILE);
+    let document = TomlDocument::parse(&file, &text)?;
     let stated: SetDocument = document.read()?;
     let mut set = PatchSet {
         id: stated.id,
@@ -60,18 +60,18 @@ pub(crate) fn set(
         diffs: stated.diffs,
         conformance: stated.conformance,
         digest: String::new(),
-        fingerprints: Fingerprints::default(),
+        fingerprints: SeamFingerprints::default(),
         origin,
     };
-    let fault = |(path, why): Fault| document.fault(&path, why);
-    if stated.schema != SCHEMA {
-        let why = format!("this is schema {}, known is {SCHEMA}", stated.schema);
-        return Err(fault((vec![Step::Key("schema")], why)));
+    let fault = |(path, why): DocumentFault| document.fault(&path, why);
+    if stated.schema != SET_SCHEMA {
+        let why = format!("this is schema {}, known is {SET_SCHEMA}", stated.schema);
+        return Err(fault((vec![PathStep::Key("schema")], why)));
     }
     check::set(&set, folder).map_err(fault)?;
     let content = |key: &'static str, number: usize, file: &str| {
         read(file)?.ok_or_else(|| {
-            let path = vec![Step::Key(key), Step::Item(number), Step::Key("file")];
+            let path = vec![PathStep::Key(key), PathStep::Item(number), PathStep::Key("file")];
             document.fault(&path, format!("there is no file {file} beside this one"))
         })
     };
@@ -81,13 +81,13 @@ pub(crate) fn set(
     for (number, diff) in set.diffs.iter_mut().enumerate() {
         diff.content = content("diff", number, &diff.file)?;
         super::diff::validate(diff).map_err(|why| {
-            document.fault(&[Step::Key("diff"), Step::Item(number), Step::Key("file")], why)
+            document.fault(&[PathStep::Key("diff"), PathStep::Item(number), PathStep::Key("file")], why)
         })?;
     }
     if let Some(conformance) = &mut set.conformance {
         let content = |key: &'static str, file: &str| {
             read(file)?.ok_or_else(|| {
-                let path = [Step::Key("conformance"), Step::Key(key)];
+                let path = [PathStep::Key("conformance"), PathStep::Key(key)];
                 document.fault(&path, format!("there is no file {file} in the set's folder"))
             })
         };
@@ -97,7 +97,7 @@ pub(crate) fn set(
     set.digest = digest(&set, &text);
     set.fingerprints = match read(FINGERPRINTS_FILE)? {
         Some(text) => known::parse(&name(FINGERPRINTS_FILE), &text, &set.seams)?,
-        None if set.seams.is_empty() => Fingerprints::default(),
+        None if set.seams.is_empty() => SeamFingerprints::default(),
         None => return Err(missing(FINGERPRINTS_FILE)),
     };
     Ok(set)

@@ -6,11 +6,11 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::{Error, Result};
+use crate::error::{PatchError, Result};
 
 /// A step in the path to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum PathStep {
     /// A key of a table.
     Key(&'static str),
     /// An index in an array, from 0.
@@ -19,17 +19,17 @@ pub(super) enum Step {
 
 /// A well-formed TOML text.
 #[derive(Debug)]
-pub(super) struct Document<'a> {
+pub(super) struct TomlDocument<'a> {
     file: &'a str,
     text: &'a str,
     root: DeTable<'a>,
 }
 
-impl<'a> Document<'a> {
+impl<'a> TomlDocument<'a> {
     pub(super) fn parse(file: &'a str, text: &'a str) -> Result<Self> {
         match DeTable::parse(text) {
             Ok(root) => Ok(Self { file, text, root: root.into_inner() }),
-            Err(error) => Err(Error::Set {
+            Err(error) => Err(PatchError::Set {
                 file: file.to_owned(),
                 line: error.span().map(|span| line(text, span.start)),
                 key: String::new(),
@@ -42,7 +42,7 @@ impl<'a> Document<'a> {
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
         toml::from_str(self.text).map_err(|error| {
             let span = error.span().unwrap_or(0..0);
-            Error::Set {
+            PatchError::Set {
                 file: self.file.to_owned(),
                 line: Some(line(self.text, span.start)),
                 key: self.key_at(&span),
@@ -52,21 +52,21 @@ impl<'a> Document<'a> {
     }
 
     /// The error for an invalid value. For a missing key, the error is at the enclosing table.
-    pub(super) fn fault(&self, path: &[Step], why: String) -> Error {
+    pub(super) fn fault(&self, path: &[PathStep], why: String) -> PatchError {
         let mut key = String::new();
         let mut start = None;
         let mut table = Some(&self.root);
         let mut value: Option<&DeValue<'_>> = None;
         for step in path {
             let next = match step {
-                Step::Key(name) => {
+                PathStep::Key(name) => {
                     if !key.is_empty() {
                         key.push('.');
                     }
                     key.push_str(name);
                     table.and_then(|table| entry(table, name))
                 }
-                Step::Item(number) => {
+                PathStep::Item(number) => {
                     let next = value
                         .and_then(DeValue::as_array)
                         .and_then(|array| array.get(*number))
@@ -79,7 +79,12 @@ impl<'a> Document<'a> {
             value = next.map(|(_, value)| value);
             table = value.and_then(DeValue::as_table);
         }
-        Error::Set { file: self.file.to_owned(), line: start.map(|start| line(self.text, start)), key, why }
+        PatchError::Set {
+            file: self.file.to_owned(),
+            line: start.map(|start| line(self.text, start)),
+            key,
+            why,
+        }
     }
 
     /// The innermost key whose name or value contains this position.

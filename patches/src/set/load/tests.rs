@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use super::super::catalogue::Catalogue;
-use super::super::fingerprints::Known;
+use super::super::catalogue::SetCatalogue;
+use super::super::fingerprints::KnownVersion;
 use super::super::fix::VariableKind;
-use super::super::{At, Origin, PatchSet};
+use super::super::{HookPosition, PatchSet, SetOrigin};
 use crate::error::Result;
 
 const GOOD: &str = r#"schema = 1
@@ -72,7 +72,7 @@ fn load(text: &str, fingerprints: &str) -> Result<PatchSet> {
     let folder = tempfile::tempdir().unwrap();
     let set = folder.path().join("mine");
     write(&set, &[("set.toml", text), ("w.h", "// ours\n"), ("fingerprints.json", fingerprints)]);
-    let catalogue = Catalogue::default().with_folder(&set)?;
+    let catalogue = SetCatalogue::default().with_folder(&set)?;
     Ok(catalogue.set("mine").unwrap().clone())
 }
 
@@ -97,14 +97,21 @@ fn a_sound_set_is_read_whole() {
         load(GOOD, r#"{"schema":1,"seams":{"run":[{"hash":"0123456789abcdef","label":"b1"}]}}"#).unwrap();
     assert_eq!((set.id.as_str(), set.is_for("cuda"), set.is_for("cpu")), ("mine", true, false));
     assert_eq!(set.sidecars[0].content, b"// ours\n");
-    assert_eq!((set.hooks[0].at, set.hooks[1].anchor.as_deref()), (At::BeforeContainer, Some("return 0;")));
+    assert_eq!(
+        (set.hooks[0].at, set.hooks[1].anchor.as_deref()),
+        (HookPosition::BeforeContainer, Some("return 0;"))
+    );
     assert_eq!(set.probes[0].bounds(), (1, 1));
     assert_eq!(set.fix("cure").unwrap().variables[0].kind, VariableKind::Integer);
     assert_eq!(
-        set.fingerprints.of("run").iter().map(|known: &Known| known.label.as_str()).collect::<Vec<_>>(),
+        set.fingerprints
+            .of("run")
+            .iter()
+            .map(|known: &KnownVersion| known.label.as_str())
+            .collect::<Vec<_>>(),
         ["b1"]
     );
-    assert!(matches!(set.origin, Origin::Folder(_)));
+    assert!(matches!(set.origin, SetOrigin::Folder(_)));
 }
 
 #[test]
@@ -173,7 +180,7 @@ fn missing_and_broken_fingerprints_are_named() {
     assert!(fault(&of("run", "12")).starts_with("fingerprints.json: `seams.run[1].hash`: `12` is neither"));
     let folder = tempfile::tempdir().unwrap();
     write(&folder.path().join("mine"), &[("set.toml", GOOD), ("w.h", "")]);
-    let error = Catalogue::default().with_folder(folder.path()).unwrap_err().to_string();
+    let error = SetCatalogue::default().with_folder(folder.path()).unwrap_err().to_string();
     assert!(error.ends_with("/mine/fingerprints.json: this file is missing"), "{error}");
 }
 
@@ -186,15 +193,15 @@ fn a_folder_of_sets_is_read_sorted_and_an_empty_one_is_an_error() {
         let text = text.replace("W_LIMIT", &format!("W_LIMIT_{}", id.to_uppercase()));
         write(&folder.path().join(id), &[("set.toml", &text), ("w.h", ""), ("fingerprints.json", NONE)]);
     }
-    let catalogue = Catalogue::default().with_folder(folder.path()).unwrap();
+    let catalogue = SetCatalogue::default().with_folder(folder.path()).unwrap();
     assert_eq!(catalogue.sets().iter().map(|set| set.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(catalogue.fix("cure-b").unwrap().0.id, "b");
     let empty = tempfile::tempdir().unwrap();
-    let error = Catalogue::default().with_folder(empty.path()).unwrap_err().to_string();
+    let error = SetCatalogue::default().with_folder(empty.path()).unwrap_err().to_string();
     assert!(error.contains("there is no set.toml in it"), "{error}");
-    let error = Catalogue::default().with_folder(&empty.path().join("mistyped")).unwrap_err();
+    let error = SetCatalogue::default().with_folder(&empty.path().join("mistyped")).unwrap_err();
     assert!(error.to_string().contains("mistyped: there is no such folder"), "{error}");
-    assert_eq!(error.kind(), crate::Kind::Input);
+    assert_eq!(error.kind(), crate::PatchErrorClass::Input);
 }
 
 #[test]
@@ -205,24 +212,25 @@ fn an_id_that_is_taken_is_refused() {
         let text = GOOD.replace("\"cure\"", &format!("\"{fix}\""));
         write(path, &[("set.toml", &text), ("w.h", ""), ("fingerprints.json", NONE)]);
     }
-    let error = Catalogue::default().with_folder(&one).unwrap().with_folder(&two).unwrap_err().to_string();
+    let error = SetCatalogue::default().with_folder(&one).unwrap().with_folder(&two).unwrap_err().to_string();
     assert!(error.contains("the id `mine` is taken by the set `mine`"), "{error}");
     let three = folder.path().join("three");
     write(
         &three,
         &[("set.toml", &GOOD.replace("\"mine\"", "\"three\"")), ("w.h", ""), ("fingerprints.json", NONE)],
     );
-    let error = Catalogue::default().with_folder(&one).unwrap().with_folder(&three).unwrap_err().to_string();
+    let error =
+        SetCatalogue::default().with_folder(&one).unwrap().with_folder(&three).unwrap_err().to_string();
     assert!(error.contains("the fix `cure` is taken by the set `mine`"), "{error}");
 }
 
 #[test]
 fn the_embedded_sets_are_sound() {
-    let catalogue = Catalogue::embedded().unwrap();
+    let catalogue = SetCatalogue::embedded().unwrap();
     let ids: Vec<&str> = catalogue.sets().iter().map(|set| set.id.as_str()).collect();
     assert!(ids.is_sorted());
     for set in catalogue.sets() {
-        assert_eq!(set.origin, Origin::Embedded);
+        assert_eq!(set.origin, SetOrigin::Embedded);
         for sidecar in &set.sidecars {
             assert!(!sidecar.content.is_empty(), "{}", sidecar.file);
         }
@@ -245,7 +253,7 @@ fn the_set_that_the_documentation_shows_is_sound() {
                 ("fingerprints.json", fingerprints),
             ],
         );
-        let catalogue = Catalogue::default().with_folder(&path).unwrap();
+        let catalogue = SetCatalogue::default().with_folder(&path).unwrap();
         assert_eq!(catalogue.fix("count-turns").unwrap().0.hooks.len(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! Simulates requests for several models under the project's loading decisions. A recorded [`Trace`] is
+//! Simulates requests for several models under the project's loading decisions. A recorded [`RequestTrace`] is
 //! played; the [`TraceScore`] counts loads and waiting times.
 //!
 //! A model has slots; a request holds one until it is answered. A model that is being unloaded accepts no
@@ -28,7 +28,7 @@ pub struct TraceModel {
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
+pub struct TraceRequest {
     /// Arrival time.
     pub at: Duration,
     /// Index of its model.
@@ -39,7 +39,7 @@ pub struct Request {
 
 /// Requests for several models that share one memory.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Trace {
+pub struct RequestTrace {
     /// Short description.
     pub name: String,
     /// Bytes of the shared memory.
@@ -47,7 +47,7 @@ pub struct Trace {
     /// Models that share the memory.
     pub models: Vec<TraceModel>,
     /// Requests by arrival time.
-    pub requests: Vec<Request>,
+    pub requests: Vec<TraceRequest>,
 }
 
 /// Result of a trace.

@@ -4,10 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use super::{Trace, TraceModel, TraceScore};
+use super::{RequestTrace, TraceModel, TraceScore};
 use crate::ModelName;
-use crate::book::{Needs, Part};
-use crate::loading::{LoadSpec, Loading, MemoryAmounts, Numbers, Order, Reading, Seen, Who};
+use crate::book::{MemoryNeeds, NeedPurpose};
+use crate::loading::{
+    LoadSpec, LoaderOrder, LoadingConfig, LoadingState, MemoryAmounts, ModelActivity, ModelId, ModelReading,
+};
 
 /// Delay from the last answer of a model being unloaded until its memory is free.
 const MEMORY_FREE_DELAY: Duration = Duration::from_millis(500);
@@ -57,7 +59,7 @@ enum TraceEvent {
 }
 
 struct TraceRun<'a> {
-    trace: &'a Trace,
+    trace: &'a RequestTrace,
     sights: Vec<ModelSight>,
     queues: Vec<VecDeque<usize>>,
     events: BinaryHeap<Reverse<(Duration, TraceEvent)>>,
@@ -83,12 +85,12 @@ pub(super) trait LoadingRule {
 }
 
 /// Plays a trace under the project's decisions.
-pub fn run(trace: &Trace, numbers: &Numbers) -> TraceScore {
+pub fn run(trace: &RequestTrace, numbers: &LoadingConfig) -> TraceScore {
     play(trace, &mut OwnRule::new(trace, numbers))
 }
 
 /// Plays a trace under a rule.
-pub(super) fn play(trace: &Trace, rule: &mut dyn LoadingRule) -> TraceScore {
+pub(super) fn play(trace: &RequestTrace, rule: &mut dyn LoadingRule) -> TraceScore {
     let out = ModelSight {
         here: ModelPlace::Out,
         waiting: 0,
@@ -227,19 +229,20 @@ impl TraceRun<'_> {
 
 /// The project's decisions, as made for real models.
 struct OwnRule<'a> {
-    loading: Loading,
+    loading: LoadingState,
     models: &'a [TraceModel],
-    names: Vec<Who>,
+    names: Vec<ModelId>,
 }
 
 impl<'a> OwnRule<'a> {
-    fn new(trace: &'a Trace, numbers: &Numbers) -> Self {
-        let mut loading = Loading::new(numbers.clone());
+    fn new(trace: &'a RequestTrace, numbers: &LoadingConfig) -> Self {
+        let mut loading = LoadingState::new(numbers.clone());
         loading.set_capacity(MemoryAmounts { host: u64::MAX, gpus: vec![trace.memory] });
-        let name = |model: &TraceModel| Who { name: ModelName::new(&model.name), life: 0 };
-        let names: Vec<Who> = trace.models.iter().map(name).collect();
+        let name = |model: &TraceModel| ModelId { name: ModelName::new(&model.name), life: 0 };
+        let names: Vec<ModelId> = trace.models.iter().map(name).collect();
         for (who, model) in names.iter().zip(&trace.models) {
-            let needs = Needs { gpu: vec![(Part::Weights, model.bytes)], ..Needs::default() };
+            let needs =
+                MemoryNeeds { gpu: vec![(NeedPurpose::Weights, model.bytes)], ..MemoryNeeds::default() };
             loading.set(who, LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() });
         }
         Self { loading, models: &trace.models, names }
@@ -254,11 +257,13 @@ impl LoadingRule for OwnRule<'_> {
             }
         }
         let names = &self.names;
-        let number = |who: &Who| names.iter().position(|name| name == who);
-        let seen = |who: &Who| {
-            let Some(sight) = number(who).map(|number| sights[number]) else { return Seen::default() };
+        let number = |who: &ModelId| names.iter().position(|name| name == who);
+        let seen = |who: &ModelId| {
+            let Some(sight) = number(who).map(|number| sights[number]) else {
+                return ModelActivity::default();
+            };
             let rests = sight.waiting == 0 && sight.in_flight == 0;
-            Seen {
+            ModelActivity {
                 asked: sight.asked,
                 waiting: sight.waiting,
                 in_flight: sight.in_flight,
@@ -267,11 +272,14 @@ impl LoadingRule for OwnRule<'_> {
             }
         };
         let orders = self.loading.next(now, None, seen);
-        let order = |order: Order| match order {
-            Order::Load { model, .. } => Some(ModelOrder::Load(number(&model)?)),
-            Order::Unload { model, .. } => Some(ModelOrder::Unload(number(&model)?)),
+        let order = |order: LoaderOrder| match order {
+            LoaderOrder::Load { model, .. } => Some(ModelOrder::Load(number(&model)?)),
+            LoaderOrder::Unload { model, .. } => Some(ModelOrder::Unload(number(&model)?)),
             // Models of a trace hoard nothing and have no guests.
-            Order::GiveBack { .. } | Order::Call { .. } | Order::Stay { .. } | Order::Anew { .. } => None,
+            LoaderOrder::GiveBack { .. }
+            | LoaderOrder::Call { .. }
+            | LoaderOrder::Stay { .. }
+            | LoaderOrder::Anew { .. } => None,
         };
         orders.into_iter().filter_map(order).collect()
     }
@@ -280,7 +288,7 @@ impl LoadingRule for OwnRule<'_> {
         let who = &self.names[model];
         self.loading.loaded(who, now);
         let held = MemoryAmounts { host: 0, gpus: vec![self.models[model].bytes] };
-        self.loading.read(who, Reading { held, ..Reading::default() });
+        self.loading.read(who, ModelReading { held, ..ModelReading::default() });
     }
 
     fn note_gone(&mut self, model: usize) {

@@ -8,7 +8,7 @@ fn with(gib: u64, others: &[&str]) -> LoadSpec {
 }
 
 /// Loads a model, and then the companions that it calls.
-fn load_with(all: &mut Loading, of: &str, company: &[&str]) {
+fn load_with(all: &mut LoadingState, of: &str, company: &[&str]) {
     all.wants(&name(of), true);
     let mut told = vec![format!("+{of}")];
     told.extend(company.iter().map(|one| format!("!{one}")));
@@ -27,7 +27,7 @@ fn who_stays_together_is_loaded_together_and_leaves_together() {
     let models = [("a", with(10, &["b"])), ("b", model(4)), ("c", model(8)), ("d", model(12))];
     let mut all = loading(&[24], &models);
     load_with(&mut all, "a", &["b"]);
-    assert_eq!(all.held_companions(|_| Seen::default()), [name("b")]);
+    assert_eq!(all.held_companions(|_| ModelActivity::default()), [name("b")]);
     all.wants(&name("c"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+c"]);
     all.loaded(&name("c"), secs(210));
@@ -36,7 +36,7 @@ fn who_stays_together_is_loaded_together_and_leaves_together() {
     assert_eq!(orders(&mut all, 400, &[]), ["-a"], "b has room");
     all.gone(&name("a"));
     assert_eq!(orders(&mut all, 401, &[]), ["+d"]);
-    assert_eq!(all.held_companions(|_| Seen::default()), [], "nobody is there whom it came with");
+    assert_eq!(all.held_companions(|_| ModelActivity::default()), [], "nobody is there whom it came with");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     all.loaded(&name("a"), secs(1));
     all.gone(&name("b"));
     let held = MemoryAmounts { host: 0, gpus: vec![16 * GIB] };
-    all.read(&name("a"), Reading { held, ..Reading::default() });
+    all.read(&name("a"), ModelReading { held, ..ModelReading::default() });
     all.wants(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-a"], "b is asked for, and nobody else has its room");
 
@@ -133,9 +133,12 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
         &[("p", LoadSpec { pin: true, ..model(1) }), ("a", with(14, &["b"])), ("b", model(8))],
     );
     load(&mut all, &["p"]);
-    all.read(&name("p"), Reading { held: MemoryAmounts { host: 0, gpus: vec![GIB] }, ..Reading::default() });
+    all.read(
+        &name("p"),
+        ModelReading { held: MemoryAmounts { host: 0, gpus: vec![GIB] }, ..ModelReading::default() },
+    );
     all.wants(&name("a"), true);
-    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     assert_eq!(words(all.next(secs(100), Some(&gpus(&[20])), idle)), ["+a"], "alone");
 }
 

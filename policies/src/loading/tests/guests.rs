@@ -15,7 +15,7 @@ fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
     all.loaded(&name("b"), secs(210));
     // No model is unloaded for a guest, and none waits behind it.
     all.wants(&name("g"), true);
-    let waits = Seen { waiting: 3, ..IN_USE };
+    let waits = ModelActivity { waiting: 3, ..IN_USE };
     assert_eq!(orders(&mut all, 1000, &[("g", waits)]), [""; 0]);
     all.leaves(&name("b"));
     assert_eq!(orders(&mut all, 1001, &[("g", waits)]), [""; 0], "nothing is kept for it");
@@ -24,17 +24,17 @@ fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
     assert_eq!(orders(&mut all, 1002, &[("g", waits)]), ["+c"], "it came later, and is served first");
 }
 
-fn look(all: &mut Loading, ms: u64, gib: u64) -> Vec<String> {
-    let idle = |_: &Who| Seen { idle_for: secs(1000), waiting: 1, ..Seen::default() };
+fn look(all: &mut LoadingState, ms: u64, gib: u64) -> Vec<String> {
+    let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), waiting: 1, ..ModelActivity::default() };
     words(all.next(secs(500) + Duration::from_millis(ms), Some(&gpus(&[gib])), idle))
 }
 
-fn held(gib: u64) -> Reading {
-    Reading { held: MemoryAmounts { host: 0, ..gpus(&[gib]) }, ..Reading::default() }
+fn held(gib: u64) -> ModelReading {
+    ModelReading { held: MemoryAmounts { host: 0, ..gpus(&[gib]) }, ..ModelReading::default() }
 }
 
 /// Of 24 GiB `a` has 8 and `g` has 8, and `b` needs 12.
-fn two_of_three(guest: bool) -> Loading {
+fn two_of_three(guest: bool) -> LoadingState {
     let second = LoadSpec { guest, ..model(8) };
     let mut all = loading(&[24], &[("a", model(8)), ("g", second), ("b", model(12))]);
     load(&mut all, &["a", "g"]);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ModelName;
-use crate::book::{Needs, Part};
+use crate::book::{MemoryNeeds, NeedPurpose};
 
 const GIB: u64 = 1 << 30;
 
@@ -17,13 +17,13 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn name(name: &str) -> Who {
-    Who { name: ModelName::new(name), life: 0 }
+fn name(name: &str) -> ModelId {
+    ModelId { name: ModelName::new(name), life: 0 }
 }
 
-fn numbers() -> Numbers {
+fn numbers() -> LoadingConfig {
     let own = crate::defaults().loading.clone();
-    Numbers {
+    LoadingConfig {
         turn_loads: 3.0,
         turn_least: secs(2),
         turn_most: secs(60),
@@ -39,12 +39,12 @@ fn gpus(gib: &[u64]) -> MemoryAmounts {
 }
 
 fn model(gib: u64) -> LoadSpec {
-    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    let needs = MemoryNeeds { gpu: vec![(NeedPurpose::Weights, gib * GIB)], ..MemoryNeeds::default() };
     LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() }
 }
 
-fn loading(room: &[u64], models: &[(&str, LoadSpec)]) -> Loading {
-    let mut all = Loading::new(numbers());
+fn loading(room: &[u64], models: &[(&str, LoadSpec)]) -> LoadingState {
+    let mut all = LoadingState::new(numbers());
     all.set_capacity(gpus(room));
     for (of, spec) in models {
         all.set(&name(of), spec.clone());
@@ -54,29 +54,29 @@ fn loading(room: &[u64], models: &[(&str, LoadSpec)]) -> Loading {
 
 /// Formats orders: `+a` is loaded, `-b` unloaded, `?c` asked to reclaim, `!d` called, `=e` renewed in
 /// place, `~f` restarted with new settings.
-fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
-    let of = |model: &Who| {
+fn orders(all: &mut LoadingState, now: u64, seen: &[(&str, ModelActivity)]) -> Vec<String> {
+    let of = |model: &ModelId| {
         let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
-        known.map_or(Seen { idle_for: secs(1000), ..Seen::default() }, |(_, seen)| *seen)
+        known.map_or(ModelActivity { idle_for: secs(1000), ..ModelActivity::default() }, |(_, seen)| *seen)
     };
     words(all.next(secs(now), None, of))
 }
 
-fn words(told: Vec<Order>) -> Vec<String> {
+fn words(told: Vec<LoaderOrder>) -> Vec<String> {
     told.into_iter()
         .map(|order| match order {
-            Order::Load { model, .. } => format!("+{}", model.name),
-            Order::Unload { model, .. } => format!("-{}", model.name),
-            Order::GiveBack { model } => format!("?{}", model.name),
-            Order::Call { model } => format!("!{}", model.name),
-            Order::Stay { model, .. } => format!("={}", model.name),
-            Order::Anew { model, .. } => format!("~{}", model.name),
+            LoaderOrder::Load { model, .. } => format!("+{}", model.name),
+            LoaderOrder::Unload { model, .. } => format!("-{}", model.name),
+            LoaderOrder::GiveBack { model } => format!("?{}", model.name),
+            LoaderOrder::Call { model } => format!("!{}", model.name),
+            LoaderOrder::Stay { model, .. } => format!("={}", model.name),
+            LoaderOrder::Anew { model, .. } => format!("~{}", model.name),
         })
         .collect()
 }
 
 /// Loads models one after another, each for ten seconds from its minute on.
-fn load(all: &mut Loading, models: &[&str]) {
+fn load(all: &mut LoadingState, models: &[&str]) {
     for (minute, of) in (0..).zip(models) {
         all.wants(&name(of), true);
         assert_eq!(orders(all, minute * 60, &[]), [format!("+{of}")]);
@@ -84,12 +84,12 @@ fn load(all: &mut Loading, models: &[&str]) {
     }
 }
 
-fn holds(gib: u64) -> Reading {
-    Reading { held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() }
+fn holds(gib: u64) -> ModelReading {
+    ModelReading { held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] }, ..ModelReading::default() }
 }
 
 /// Loads models one after another, each with a reading of this many GiB.
-fn load_read(all: &mut Loading, models: &[(&str, u64)]) {
+fn load_read(all: &mut LoadingState, models: &[(&str, u64)]) {
     load(all, &models.iter().map(|(of, _)| *of).collect::<Vec<_>>());
     for (of, gib) in models {
         all.read(&name(of), holds(*gib));
@@ -97,27 +97,36 @@ fn load_read(all: &mut Loading, models: &[(&str, u64)]) {
 }
 
 /// `x` leaves the place that `a` needs, which is renewed with 20 GiB at 200 s.
-fn waits_for_who_leaves(all: &mut Loading) {
+fn waits_for_who_leaves(all: &mut LoadingState) {
     all.leaves(&name("x"));
     all.set(&name("a"), model(20));
     all.remade(&name("a"), secs(200));
 }
 
 /// Changes a model's settings and requests its renewal.
-fn remake(all: &mut Loading, of: &str, spec: LoadSpec) {
+fn remake(all: &mut LoadingState, of: &str, spec: LoadSpec) {
     all.set(&name(of), spec);
     all.remade(&name(of), Duration::ZERO);
 }
 
-const IN_USE: Seen =
-    Seen { asked: 1, waiting: 0, in_flight: 1, idle_for: Duration::ZERO, conversations: Duration::ZERO };
+const IN_USE: ModelActivity = ModelActivity {
+    asked: 1,
+    waiting: 0,
+    in_flight: 1,
+    idle_for: Duration::ZERO,
+    conversations: Duration::ZERO,
+};
 
 #[test]
 fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
     all.wants(&name("c"), true);
-    let told = orders(&mut all, 200, &[("b", Seen { asked: 5, idle_for: secs(3), ..Seen::default() })]);
+    let told = orders(
+        &mut all,
+        200,
+        &[("b", ModelActivity { asked: 5, idle_for: secs(3), ..ModelActivity::default() })],
+    );
     assert_eq!(told, ["-a"], "b was asked a moment ago");
     assert_eq!(orders(&mut all, 201, &[]), [""; 0], "it is on its way");
     all.gone(&name("a"));
@@ -129,8 +138,8 @@ fn who_has_long_conversations_stays_where_that_is_the_only_difference() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
     all.wants(&name("c"), true);
-    let idle = Seen { asked: 5, idle_for: secs(100), ..Seen::default() };
-    let talks = Seen { conversations: secs(20), ..idle };
+    let idle = ModelActivity { asked: 5, idle_for: secs(100), ..ModelActivity::default() };
+    let talks = ModelActivity { conversations: secs(20), ..idle };
     assert_eq!(orders(&mut all, 300, &[("a", talks), ("b", idle)]), ["-b"]);
 }
 
@@ -139,9 +148,10 @@ fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
     let mut all = loading(&[40], &[("a", model(10)), ("b", model(10)), ("c", model(18)), ("d", model(16))]);
     load(&mut all, &["a", "b", "c"]);
     let held = |gib: u64| MemoryAmounts { host: 0, gpus: vec![gib * GIB] };
-    all.read(&name("c"), Reading { held: held(19), leaks: true, ..Reading::default() });
-    let busy = [("a", 3), ("b", 2), ("c", 1)]
-        .map(|(of, idle)| (of, Seen { asked: 50, idle_for: secs(idle), ..Seen::default() }));
+    all.read(&name("c"), ModelReading { held: held(19), leaks: true, ..ModelReading::default() });
+    let busy = [("a", 3), ("b", 2), ("c", 1)].map(|(of, idle)| {
+        (of, ModelActivity { asked: 50, idle_for: secs(idle), ..ModelActivity::default() })
+    });
     all.wants(&name("d"), true);
     assert_eq!(orders(&mut all, 300, &busy), ["-c"], "its next start is a cure, and it is enough alone");
 }
@@ -154,7 +164,7 @@ fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
     all.wants(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
     let needed = MemoryAmounts { host: 0, ..gpus(&[20]) };
-    let why = Never::Room { needed, left: gpus(&[14]), pinned: vec![ModelName::new("a")] };
+    let why = LoadRefusal::Room { needed, left: gpus(&[14]), pinned: vec![ModelName::new("a")] };
     assert_eq!(all.hopeless(), [(name("c"), why)]);
 }
 
@@ -167,9 +177,9 @@ fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
     for wish in ["c", "rival"] {
         all.wants(&name(wish), true);
     }
-    assert_eq!(all.hopeless(), [(name("rival"), Never::Excluded(vec![ModelName::new("a")]))]);
+    assert_eq!(all.hopeless(), [(name("rival"), LoadRefusal::Excluded(vec![ModelName::new("a")]))]);
     all.numbers.max_loaded = 1;
-    let count = Never::Count { pinned: vec![ModelName::new("a")], most: 1 };
+    let count = LoadRefusal::Count { pinned: vec![ModelName::new("a")], most: 1 };
     assert_eq!(all.hopeless()[0], (name("c"), count), "b leaves, and a does not");
     // An operator drains the model.
     all.leaves(&name("a"));
@@ -210,14 +220,16 @@ fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     let mut all = loading(&[24], &[("a", model(12)), ("b", model(8))]);
     all.wants(&name("a"), true);
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
-    let next = |all: &mut Loading, gib: u64| all.next(secs(1), Some(&free(gib)), |_| Seen::default()).len();
+    let next = |all: &mut LoadingState, gib: u64| {
+        all.next(secs(1), Some(&free(gib)), |_| ModelActivity::default()).len()
+    };
     // Another program has 6 GiB.
     assert_eq!(next(&mut all, 18), 1);
     all.wants(&name("b"), true);
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.loaded(&name("a"), secs(9));
     let held = MemoryAmounts { host: 0, gpus: vec![9 * GIB] };
-    all.read(&name("a"), Reading { held, ..Reading::default() });
+    all.read(&name("a"), ModelReading { held, ..ModelReading::default() });
     // The model needs less than expected: 18 - 9 are free and unclaimed.
     assert_eq!(next(&mut all, 9), 1);
 }
@@ -250,7 +262,7 @@ fn nobody_leaves_for_one_whom_nobody_waits_for() {
     load(&mut all, &["a"]);
     all.wants(&name("b"), false);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
-    let waits = ("b", Seen { waiting: 1, ..Seen::default() });
+    let waits = ("b", ModelActivity { waiting: 1, ..ModelActivity::default() });
     assert_eq!(orders(&mut all, 501, &[waits]), ["-a"]);
 }
 
@@ -282,7 +294,7 @@ fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     all.loaded(&name("b"), secs(110));
     all.read(
         &name("b"),
-        Reading { held: MemoryAmounts { host: 0, gpus: vec![13 * GIB] }, ..Reading::default() },
+        ModelReading { held: MemoryAmounts { host: 0, gpus: vec![13 * GIB] }, ..ModelReading::default() },
     );
     assert_eq!(all.models[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
 }
@@ -322,7 +334,7 @@ fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
     all.loaded(&name("c"), secs(304));
     all.loaded(&name("alone"), secs(304));
     all.wants(&name("a"), true);
-    let busy = Seen { asked: 9, idle_for: secs(1), ..Seen::default() };
+    let busy = ModelActivity { asked: 9, idle_for: secs(1), ..ModelActivity::default() };
     assert_eq!(orders(&mut all, 400, &[("alone", busy)]), ["-alone"], "though c would be missed less");
 }
 
@@ -378,9 +390,9 @@ proptest! {
                     all.wants(&of, true);
                 }
             }
-            let seen = |of: &Who| {
+            let seen = |of: &ModelId| {
                 let index = names.iter().position(|known| known == of.name.as_str()).unwrap();
-                Seen {
+                ModelActivity {
                     asked: asked[index],
                     waiting: waiting[index].len(),
                     in_flight: u32::from(until[index] > now),
@@ -389,12 +401,12 @@ proptest! {
                 }
             };
             for order in all.next(secs(now), None, seen) {
-                let index = |of: &Who| names.iter().position(|known| known == of.name.as_str()).unwrap();
+                let index = |of: &ModelId| names.iter().position(|known| known == of.name.as_str()).unwrap();
                 match order {
-                    Order::Load { model, .. } => ready[index(&model)] = Some(now + LOAD),
-                    Order::Unload { model, .. } | Order::Anew { model, .. } => leaves[index(&model)] = true,
-                    Order::Stay { .. } => {}
-                    Order::GiveBack { .. } | Order::Call { .. } => unreachable!("nobody hoards or has company"),
+                    LoaderOrder::Load { model, .. } => ready[index(&model)] = Some(now + LOAD),
+                    LoaderOrder::Unload { model, .. } | LoaderOrder::Anew { model, .. } => leaves[index(&model)] = true,
+                    LoaderOrder::Stay { .. } => {}
+                    LoaderOrder::GiveBack { .. } | LoaderOrder::Call { .. } => unreachable!("nobody hoards or has company"),
                 }
             }
             let promised = all.models.values().map(|model| model.promised.gpus.first().copied().unwrap_or(0));

@@ -6,20 +6,23 @@ use super::*;
 fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     let mut all = loading(&[24], &[("a", model(6)), ("b", model(8)), ("c", model(8))]);
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
-    let next = |all: &mut Loading, gib: u64| {
-        all.next(secs(1), Some(&free(gib)), |_| Seen { idle_for: secs(900), ..Seen::default() })
+    let next = |all: &mut LoadingState, gib: u64| {
+        all.next(secs(1), Some(&free(gib)), |_| ModelActivity {
+            idle_for: secs(900),
+            ..ModelActivity::default()
+        })
     };
     all.wants(&name("a"), true);
     next(&mut all, 24);
     all.loaded(&name("a"), secs(1));
     let held = MemoryAmounts { host: 0, gpus: vec![6 * GIB] };
-    all.read(&name("a"), Reading { held, ..Reading::default() });
+    all.read(&name("a"), ModelReading { held, ..ModelReading::default() });
     all.wants(&name("b"), true);
     next(&mut all, 18);
     // Half loaded: of the 14 free GiB, 4 are still its own.
     all.wants(&name("c"), true);
     let told = next(&mut all, 14);
-    assert_eq!(told, [Order::Load { model: name("c"), places: vec![vec![0]] }]);
+    assert_eq!(told, [LoaderOrder::Load { model: name("c"), places: vec![vec![0]] }]);
     // Another program takes c's promised memory: during the start no model is unloaded for it.
     assert_eq!(next(&mut all, 1), []);
 }
@@ -29,10 +32,14 @@ fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     let free = MemoryAmounts { host: 1 << 40, gpus: vec![4 * GIB] };
     load(&mut all, &["a"]);
-    all.read(&name("a"), Reading { held: MemoryAmounts::none(), gpus_unknown: true, ..Reading::default() });
+    all.read(
+        &name("a"),
+        ModelReading { held: MemoryAmounts::none(), gpus_unknown: true, ..ModelReading::default() },
+    );
     all.wants(&name("b"), true);
-    let told = all.next(secs(500), Some(&free), |_| Seen { idle_for: secs(900), ..Seen::default() });
-    assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
+    let told = all
+        .next(secs(500), Some(&free), |_| ModelActivity { idle_for: secs(900), ..ModelActivity::default() });
+    assert_eq!(told, [LoaderOrder::Unload { model: name("a"), makes_room_for: name("b") }]);
 }
 
 #[test]
@@ -63,13 +70,16 @@ fn where_no_gpu_tells_its_memory_nobody_is_kept_waiting() {
 
 #[test]
 fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
-    let needs = Needs { host: vec![(Part::Cache, 4 * GIB)], ..Needs::default() };
+    let needs = MemoryNeeds { host: vec![(NeedPurpose::Cache, 4 * GIB)], ..MemoryNeeds::default() };
     let mut all = loading(&[], &[("a", LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() })]);
     load(&mut all, &["a"]);
-    let read = |all: &mut Loading, gib: u64| {
+    let read = |all: &mut LoadingState, gib: u64| {
         all.read(
             &name("a"),
-            Reading { held: MemoryAmounts { host: gib * GIB, gpus: Vec::new() }, ..Reading::default() },
+            ModelReading {
+                held: MemoryAmounts { host: gib * GIB, gpus: Vec::new() },
+                ..ModelReading::default()
+            },
         );
         all.models[&name("a")].promised.host
     };
@@ -79,41 +89,45 @@ fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
 #[test]
 fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
     let mapped = |gib: u64| {
-        let needs = Needs { host: vec![(Part::Fixed, GIB)], mapped: gib * GIB, ..Needs::default() };
+        let needs = MemoryNeeds {
+            host: vec![(NeedPurpose::Fixed, GIB)],
+            mapped: gib * GIB,
+            ..MemoryNeeds::default()
+        };
         LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() }
     };
-    let mut all = Loading::new(numbers());
+    let mut all = LoadingState::new(numbers());
     all.set_capacity(MemoryAmounts { host: 32 * GIB, gpus: Vec::new() });
     for of in ["a", "b"] {
         all.set(&name(of), mapped(20));
     }
     let free = MemoryAmounts { host: 31 * GIB, gpus: Vec::new() };
-    let next = |all: &mut Loading| all.next(secs(1), Some(&free), |_| Seen::default());
+    let next = |all: &mut LoadingState| all.next(secs(1), Some(&free), |_| ModelActivity::default());
     all.wants(&name("a"), true);
     assert_eq!(next(&mut all).len(), 1);
     all.loaded(&name("a"), secs(1));
     all.read(
         &name("a"),
-        Reading { held: MemoryAmounts { host: GIB, gpus: Vec::new() }, ..Reading::default() },
+        ModelReading { held: MemoryAmounts { host: GIB, gpus: Vec::new() }, ..ModelReading::default() },
     );
     all.wants(&name("b"), true);
     let told = next(&mut all);
-    assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
+    assert_eq!(told, [LoaderOrder::Unload { model: name("a"), makes_room_for: name("b") }]);
 }
 
 #[test]
 fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_does() {
-    let held = |gib: u64, leaks| Reading {
+    let held = |gib: u64, leaks| ModelReading {
         held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] },
         leaks,
         can_give: true,
-        ..Reading::default()
+        ..ModelReading::default()
     };
-    let begin = |reading: Reading| {
+    let begin = |reading: ModelReading| {
         let mut all = loading(&[24], &[("a", model(10)), ("b", model(8)), ("c", model(5))]);
         all.wants(&name("a"), true);
         all.wants(&name("b"), true);
-        let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+        let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
         assert_eq!(all.next(secs(0), Some(&gpus(&[24])), idle).len(), 2);
         for of in ["a", "b"] {
             all.loaded(&name(of), secs(10));
@@ -123,10 +137,10 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
         all.wants(&name("c"), true);
         all
     };
-    let at = |all: &mut Loading, now, free| {
-        words(all.next(Duration::from_millis(now), Some(&gpus(&[free])), |_| Seen {
+    let at = |all: &mut LoadingState, now, free| {
+        words(all.next(Duration::from_millis(now), Some(&gpus(&[free])), |_| ModelActivity {
             idle_for: secs(1000),
-            ..Seen::default()
+            ..ModelActivity::default()
         }))
     };
     // It holds three GiB more than promised: six are left of the promises, three of the GPU.
@@ -147,7 +161,7 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     assert_eq!(at(&mut all, 302_900, 3), [""; 0]);
     assert_eq!(at(&mut all, 303_000, 3), ["-a"], "no answer is waited for that long");
 
-    let mut all = begin(Reading { can_give: false, ..held(13, true) });
+    let mut all = begin(ModelReading { can_give: false, ..held(13, true) });
     assert_eq!(at(&mut all, 300_000, 3), ["-a"], "its build cannot be asked");
     let mut all = begin(held(12, true));
     all.set(&name("c"), model(7));
@@ -156,9 +170,11 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
 
 #[test]
 fn what_is_given_back_while_another_one_comes_is_room_at_once() {
-    let idle = |_: &Who| Seen { idle_for: secs(900), ..Seen::default() };
-    let held =
-        |gib: u64| Reading { held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() };
+    let idle = |_: &ModelId| ModelActivity { idle_for: secs(900), ..ModelActivity::default() };
+    let held = |gib: u64| ModelReading {
+        held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] },
+        ..ModelReading::default()
+    };
     let models =
         [("large", model(14)), ("old", model(8)), ("new", model(8)), ("small", model(2)), ("more", model(2))];
     let mut all = loading(&[26], &models);
@@ -193,7 +209,7 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
 #[test]
 fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobody_out() {
     let all_of = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
-    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     let mut all = loading(&[64], &[("a", model(10)), ("b", model(40)), ("c", model(12))]);
     load(&mut all, &["a"]);
     all.read(&name("a"), holds(10));
@@ -236,7 +252,9 @@ fn each_of_many_processes_has_its_own_place() {
     load(&mut all, &["a"]);
     let before = all.models[&name("a")].places.clone();
     remake(&mut all, "a", LoadSpec { replicas: 12, ..model(21) });
-    let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
+    let Some(LoaderOrder::Stay { places, .. }) =
+        all.next(secs(100), None, |_| ModelActivity::default()).pop()
+    else {
         panic!()
     };
     assert_eq!(places, before);
@@ -245,7 +263,7 @@ fn each_of_many_processes_has_its_own_place() {
 #[test]
 fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
-    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     let mut all = loading(&[80], &[("a", model(40)), ("b", model(20)), ("c", model(18))]);
     all.wants(&name("a"), true);
     assert_eq!(words(all.next(secs(0), Some(&free(80)), idle)), ["+a"]);

@@ -10,7 +10,7 @@ fn other_settings_take_what_is_left_and_what_is_more_than_that_waits_for_room_li
     assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
     all.wants(&name("c"), false);
     // The old process is read once more.
-    all.read(&name("a"), Reading { outdated: true, ..holds(8) });
+    all.read(&name("a"), ModelReading { outdated: true, ..holds(8) });
     assert_eq!(orders(&mut all, 201, &[]), [""; 0], "what it was promised is nobody else's");
     all.read(&name("a"), holds(12));
     assert_eq!(orders(&mut all, 202, &[]), [""; 0], "24 - 12 - 10 = 2");
@@ -33,7 +33,7 @@ fn who_becomes_smaller_keeps_what_it_has_until_it_has_less() {
     remake(&mut all, "a", model(9));
     all.wants(&name("b"), false);
     assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
-    all.read(&name("a"), Reading { outdated: true, ..holds(20) });
+    all.read(&name("a"), ModelReading { outdated: true, ..holds(20) });
     assert_eq!(orders(&mut all, 201, &[]), [""; 0]);
     all.read(&name("a"), holds(9));
     assert_eq!(orders(&mut all, 202, &[]), ["+b"]);
@@ -58,7 +58,9 @@ fn processes_stay_on_their_gpus_more_of_them_are_placed_and_one_that_may_not_be_
     load(&mut all, &["a"]);
     let place = all.models[&name("a")].places.clone();
     remake(&mut all, "a", LoadSpec { replicas: 3, ..model(12) });
-    let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
+    let Some(LoaderOrder::Stay { places, .. }) =
+        all.next(secs(100), None, |_| ModelActivity::default()).pop()
+    else {
         panic!()
     };
     assert_eq!(places[0], place[0]);
@@ -117,7 +119,7 @@ fn one_that_is_alone_goes_to_a_gpu_that_is_large_enough() {
 fn on_gpus_of_which_nothing_is_known_one_that_becomes_smaller_has_less() {
     let mut all = loading(&[24], &[("a", model(20))]);
     load(&mut all, &["a"]);
-    let unknown = Reading { gpus_unknown: true, ..Reading::default() };
+    let unknown = ModelReading { gpus_unknown: true, ..ModelReading::default() };
     all.read(&name("a"), unknown.clone());
     remake(&mut all, "a", model(9));
     assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
@@ -127,10 +129,13 @@ fn on_gpus_of_which_nothing_is_known_one_that_becomes_smaller_has_less() {
 
 #[test]
 fn the_file_of_a_model_is_counted_once_when_it_is_made_anew() {
-    let needs =
-        |gib: u64| Needs { mapped: 40 * GIB, host: vec![(Part::Cache, gib * GIB)], ..Needs::default() };
+    let needs = |gib: u64| MemoryNeeds {
+        mapped: 40 * GIB,
+        host: vec![(NeedPurpose::Cache, gib * GIB)],
+        ..MemoryNeeds::default()
+    };
     let own = |gib: u64| LoadSpec { needs: Some(needs(gib)), replicas: 1, ..LoadSpec::default() };
-    let mut all = Loading::new(numbers());
+    let mut all = LoadingState::new(numbers());
     all.set_capacity(MemoryAmounts { host: 60 * GIB, gpus: Vec::new() });
     all.set(&name("a"), own(4));
     load(&mut all, &["a"]);
@@ -148,9 +153,9 @@ fn while_both_processes_are_there_both_have_their_room() {
     all.read(&name("a"), holds(20));
     remake(&mut all, "a", model(24));
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
-    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     let told = all.next(secs(100), Some(&free(60)), idle);
-    assert!(matches!(&told[..], [Order::Stay { beside: true, .. }]), "{told:?}");
+    assert!(matches!(&told[..], [LoaderOrder::Stay { beside: true, .. }]), "{told:?}");
     all.wants(&name("b"), false);
     // The new process has 10 by now.
     assert_eq!(words(all.next(secs(105), Some(&free(50)), idle)), [""; 0], "20 + 24 + 40 are more than 80");
@@ -167,7 +172,7 @@ fn what_a_process_takes_that_loads_for_minutes_is_counted_once() {
     all.read(&name("a"), holds(20));
     remake(&mut all, "a", model(24));
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
-    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     assert_eq!(words(all.next(secs(200), Some(&free(60)), idle)), ["=a"]);
     // Four minutes later the new process has 20 of its 24, and the old one serves.
     assert_eq!(words(all.next(secs(440), Some(&free(40)), idle)), [""; 0]);

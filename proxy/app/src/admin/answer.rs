@@ -16,38 +16,38 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use warden_gateway::{Control, Gauges, Requests};
-use warden_patches::mitigation::Advice;
+use warden_gateway::{GatewayControl, GatewayGauges, RequestRegistry};
+use warden_patches::mitigation::LeakAdvice;
 use warden_policies::defaults::Probe;
-use warden_policies::pool::{Facts, agent};
+use warden_policies::pool::{InstanceFacts, agent};
 use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, SharedSpec, StateView};
 
 use super::canary::CanarySettings;
 use super::families::to_plain_text;
-use super::metrics::Metrics;
+use super::metrics::MetricsRegistry;
 use super::page::holds::PlannedModels;
-use super::page::hub::Desk;
-use super::pool_metrics::Pool;
-use super::route::{self, Mismatch, ROUTES, Route};
+use super::page::hub::PageHub;
+use super::pool_metrics::PoolSnapshot;
+use super::route::{self, AdminRoute, ROUTE_LIST, RouteError};
 use crate::access_log::{AccessLog, AccessLogView};
-use crate::advice::{self, Servers};
+use crate::advice::{self, AdvisedServers};
 use crate::captures::CaptureStore;
-use crate::config::show::Kept;
+use crate::config::show::DisplayedConfig;
 use crate::probe::facts;
-use crate::series::Store;
-use crate::serve::leaving::Leaving;
-use crate::serve::upgrade::order::{Orders, Refused};
+use crate::series::SeriesStore;
+use crate::serve::leaving::LeaveControl;
+use crate::serve::upgrade::order::{OrderError, UpgradeOrders};
 
-pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
+pub(crate) type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 
 /// The answer to `GET /status`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Status {
-    pub(crate) instance: Instance,
+pub(crate) struct AdminStatus {
+    pub(crate) instance: InstanceInfo,
     /// By model; models without a budget are left out.
     #[serde(default)]
-    pub(crate) budgets: Budgets,
+    pub(crate) budgets: BudgetsByModel,
     /// Advice on models whose memory grows; models without advice are left out.
     #[serde(default)]
     pub(crate) advice: BTreeMap<String, Vec<AdviceView>>,
@@ -70,7 +70,7 @@ pub(crate) struct Status {
     pub(crate) fleet: FleetView,
 }
 
-impl Status {
+impl AdminStatus {
     /// The program of a model's next process: the first of its list.
     pub(crate) fn next_binary(&self, model: &str) -> Option<&Path> {
         self.binaries.as_ref()?.get(model)?.first().map(PathBuf::as_path)
@@ -98,8 +98,8 @@ pub(crate) struct AdviceView {
     pub(crate) text: String,
 }
 
-impl From<&Advice> for AdviceView {
-    fn from(advice: &Advice) -> Self {
+impl From<&LeakAdvice> for AdviceView {
+    fn from(advice: &LeakAdvice) -> Self {
         Self {
             leak: advice.leak.clone(),
             confidence: advice.confidence,
@@ -111,10 +111,10 @@ impl From<&Advice> for AdviceView {
 
 /// Parts of the configuration that answers need; read again at each reload.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
-    pub(crate) budgets: Budgets,
+pub(crate) struct AdminConfig {
+    pub(crate) budgets: BudgetsByModel,
     /// Start commands of the servers.
-    pub(crate) servers: Servers,
+    pub(crate) servers: AdvisedServers,
     pub(crate) binaries: BinariesByModel,
     /// Models that are bound to a build or program of their own.
     pub(crate) bound: Vec<String>,
@@ -123,14 +123,14 @@ pub(crate) struct Told {
     /// Memory that was planned for each model.
     pub(crate) plans: PlannedModels,
     /// The configuration in force, for display.
-    pub(crate) configuration: Option<Kept>,
+    pub(crate) configuration: Option<DisplayedConfig>,
 }
 
-pub(crate) type Budgets = BTreeMap<String, Budget>;
+pub(crate) type BudgetsByModel = BTreeMap<String, ModelBudget>;
 
 /// Budgets of one model: bytes, a share like `"80%"`, or `"auto"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Budget {
+pub(crate) struct ModelBudget {
     /// Host memory above which the process is replaced at a quiet moment.
     pub(crate) soft: Option<MemoryLimit>,
     /// Host memory above which the process is drained now.
@@ -143,19 +143,19 @@ pub(crate) struct Budget {
     pub(crate) vram_hard: Option<MemoryLimit>,
 }
 
-pub(crate) fn budgets(models: &[SharedSpec]) -> Budgets {
-    let budget = |model: &SharedSpec| Budget {
+pub(crate) fn budgets(models: &[SharedSpec]) -> BudgetsByModel {
+    let budget = |model: &SharedSpec| ModelBudget {
         soft: model.recycle.host_soft,
         hard: model.recycle.host_hard,
         vram_soft: model.recycle.vram_soft,
         vram_hard: model.recycle.vram_hard,
     };
     let all = models.iter().map(|model| (model.name.as_str().to_owned(), budget(model)));
-    all.filter(|(_, budget)| *budget != Budget::default()).collect()
+    all.filter(|(_, budget)| *budget != ModelBudget::default()).collect()
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Instance {
+pub(crate) struct InstanceInfo {
     pub(crate) pid: u32,
     pub(crate) version: String,
     pub(crate) address: String,
@@ -174,7 +174,7 @@ pub(crate) struct Instance {
 
 /// The answer to `POST /drain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Left {
+pub(crate) struct DrainReport {
     /// True if probes and balancers are asked to send no more requests here.
     pub(crate) draining: bool,
     /// Requests in flight.
@@ -183,31 +183,31 @@ pub(crate) struct Left {
 
 /// Everything that admin answers are made from. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Admin {
+pub(crate) struct AdminState {
     pub(crate) fleet: Fleet,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<MetricsRegistry>,
     /// Budgets and commands of the configuration in force.
-    pub(crate) told: watch::Receiver<Told>,
+    pub(crate) told: watch::Receiver<AdminConfig>,
     /// Gauges of the gateway.
-    pub(crate) gauges: Arc<Gauges>,
+    pub(crate) gauges: Arc<GatewayGauges>,
     /// Control of the gateway, with the usage of API keys.
-    pub(crate) gateway: Control,
+    pub(crate) gateway: GatewayControl,
     pub(crate) access: AccessLog,
     /// Requests in flight, and those that ended last.
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestRegistry,
     /// The caller's name for events and the ledger.
     pub(crate) by: Arc<str>,
-    pub(crate) instance: Arc<Instance>,
+    pub(crate) instance: Arc<InstanceInfo>,
     /// State shared by all viewers of the page.
-    pub(crate) page: Arc<Desk>,
+    pub(crate) page: Arc<PageHub>,
     /// Latest requests of models whose requests are recorded.
     pub(crate) captures: CaptureStore,
     /// Recorded memory series.
-    pub(crate) series: Store,
+    pub(crate) series: SeriesStore,
     /// Sends orders to upgrade to another program.
-    pub(crate) upgrades: Orders,
+    pub(crate) upgrades: UpgradeOrders,
     /// State of leaving a group of instances.
-    pub(crate) leaving: Arc<Leaving>,
+    pub(crate) leaving: Arc<LeaveControl>,
     /// Settings of `[probe]`.
     pub(crate) probe: Arc<Probe>,
     /// Limit of open connections.
@@ -216,7 +216,7 @@ pub(crate) struct Admin {
     pub(crate) stop: CancellationToken,
 }
 
-impl Admin {
+impl AdminState {
     /// Answers a request. `headers` choose the format of metrics.
     pub(crate) async fn answer(
         &self,
@@ -224,10 +224,10 @@ impl Admin {
         path: &str,
         query: Option<&str>,
         headers: &HeaderMap,
-    ) -> Response<Body> {
+    ) -> Response<AdminBody> {
         match route::route(method, path, query) {
-            Ok(Route::Status) => json(StatusCode::OK, &self.status()),
-            Ok(Route::Metrics) => {
+            Ok(AdminRoute::Status) => json(StatusCode::OK, &self.status()),
+            Ok(AdminRoute::Metrics) => {
                 let text = self.metrics_text(true);
                 if wants_open_metrics(headers) {
                     make_response(
@@ -243,57 +243,61 @@ impl Admin {
                     )
                 }
             }
-            Ok(Route::Events { follow }) => {
+            Ok(AdminRoute::Events { follow }) => {
                 let tail = self.fleet.events();
                 lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), line)
             }
-            Ok(Route::Series(query)) => self.series(query.as_deref()).await,
-            Ok(Route::Logs { model, follow, reveal }) => match self.fleet.logs(&model) {
+            Ok(AdminRoute::Series(query)) => self.series(query.as_deref()).await,
+            Ok(AdminRoute::Logs { model, follow, reveal }) => match self.fleet.logs(&model) {
                 Some(tail) => {
                     let line = if reveal { as_it_is } else { line };
                     lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone(), line)
                 }
                 None => self.unknown(&model),
             },
-            Ok(Route::Restart(model)) => match self.fleet.restart(&model).await {
+            Ok(AdminRoute::Restart(model)) => match self.fleet.restart(&model).await {
                 Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },
-            Ok(Route::Drain(model)) => match self.fleet.drain(&model).await {
+            Ok(AdminRoute::Drain(model)) => match self.fleet.drain(&model).await {
                 Ok(()) => json(StatusCode::OK, &serde_json::json!({ "drained": model })),
                 Err(error) => control_error(&error),
             },
-            Ok(Route::Leave { undo }) => self.leave(undo),
-            Ok(Route::Reclaim(model)) => match self.fleet.reclaim(&model).await {
+            Ok(AdminRoute::Leave { undo }) => self.leave(undo),
+            Ok(AdminRoute::Reclaim(model)) => match self.fleet.reclaim(&model).await {
                 Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },
-            Ok(Route::Pin(model, pinned)) => match self.fleet.pin(&model, pinned, &self.by).await {
+            Ok(AdminRoute::Pin(model, pinned)) => match self.fleet.pin(&model, pinned, &self.by).await {
                 Ok(pin) => json(StatusCode::OK, &pin),
                 Err(error) => control_error(&error),
             },
-            Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
-            Ok(Route::Requests(filter)) => self.requests_answer(filter),
-            Ok(Route::Request(id)) => self.request_answer(&id),
-            Ok(Route::CancelRequest { id, number }) => self.cancel_answer(&id, number),
-            Ok(Route::Upgrade(Err(problem))) => error(StatusCode::BAD_REQUEST, &problem),
-            Ok(Route::Upgrade(Ok((to, wait)))) => match self.upgrades.give(to, wait, self.by.clone()).await {
-                Ok(upgraded) => json(StatusCode::OK, &upgraded),
-                Err(Refused::UnderWay) => {
-                    error(StatusCode::CONFLICT, "another upgrade is under way: wait for its end")
+            Ok(AdminRoute::Canary(model, order)) => self.canary(&model, order).await,
+            Ok(AdminRoute::Requests(filter)) => self.requests_answer(filter),
+            Ok(AdminRoute::Request(id)) => self.request_answer(&id),
+            Ok(AdminRoute::CancelRequest { id, number }) => self.cancel_answer(&id, number),
+            Ok(AdminRoute::Upgrade(Err(problem))) => error(StatusCode::BAD_REQUEST, &problem),
+            Ok(AdminRoute::Upgrade(Ok((to, wait)))) => {
+                match self.upgrades.give(to, wait, self.by.clone()).await {
+                    Ok(upgraded) => json(StatusCode::OK, &upgraded),
+                    Err(OrderError::UnderWay) => {
+                        error(StatusCode::CONFLICT, "another upgrade is under way: wait for its end")
+                    }
+                    Err(OrderError::Failed(why)) => error(
+                        StatusCode::CONFLICT,
+                        &format!("no upgrade, everything goes on as before: {why}"),
+                    ),
                 }
-                Err(Refused::Failed(why)) => {
-                    error(StatusCode::CONFLICT, &format!("no upgrade, everything goes on as before: {why}"))
-                }
-            },
-            Ok(Route::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
+            }
+            Ok(AdminRoute::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
                 Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
                 Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
             },
-            Err(Mismatch::NotFound) => {
-                error(StatusCode::NOT_FOUND, &format!("there is no route {path}: the routes are {ROUTES}"))
-            }
-            Err(Mismatch::Method(wanted)) => {
+            Err(RouteError::NotFound) => error(
+                StatusCode::NOT_FOUND,
+                &format!("there is no route {path}: the routes are {ROUTE_LIST}"),
+            ),
+            Err(RouteError::Method(wanted)) => {
                 error(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is for {wanted}, not for {method}"))
             }
         }
@@ -308,18 +312,24 @@ impl Admin {
         let facts = self.facts_of(&view);
         let line = Some(agent::line(&facts, self.probe.horizon.as_secs_f64()));
         let contexts = facts::contexts(&view, &self.requests.held());
-        self.metrics.note_pool(Pool { facts, contexts, line, vllm: self.probe.vllm, pickers: !of_keys });
+        self.metrics.note_pool(PoolSnapshot {
+            facts,
+            contexts,
+            line,
+            vllm: self.probe.vllm,
+            pickers: !of_keys,
+        });
         self.metrics.set_lost_lines(self.access.lost(), crate::logging::lost());
         self.metrics.note_state(&self.fleet.state_writer().view());
         self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
     }
 
     /// Current facts for balancers that spread requests over several instances.
-    pub(crate) fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self) -> InstanceFacts {
         self.facts_of(&self.fleet.view())
     }
 
-    fn facts_of(&self, view: &FleetView) -> Facts {
+    fn facts_of(&self, view: &FleetView) -> InstanceFacts {
         let draining = self.gauges.draining.load(Ordering::Relaxed);
         let full = self.gauges.connections.load(Ordering::Relaxed) >= self.connections;
         facts::facts(view, draining, full)
@@ -327,7 +337,7 @@ impl Admin {
 
     /// `POST /drain`: announces to probes and balancers that this instance leaves, or, with `undo`, that it
     /// stays. Requests in flight continue.
-    fn leave(&self, undo: bool) -> Response<Body> {
+    fn leave(&self, undo: bool) -> Response<AdminBody> {
         let changed = if undo { self.leaving.undo() } else { Ok(self.leaving.begin()) };
         let changed = match changed {
             Ok(changed) => changed,
@@ -336,7 +346,7 @@ impl Admin {
         if changed {
             self.fleet.note_asked(None, if undo { "stay" } else { "drain" }, &self.by);
         }
-        let left = Left { draining: !undo, in_flight: self.leaving.in_flight() };
+        let left = DrainReport { draining: !undo, in_flight: self.leaving.in_flight() };
         json(StatusCode::OK, &left)
     }
 
@@ -345,7 +355,7 @@ impl Admin {
         Self { by: by.into(), ..self.clone() }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> AdminStatus {
         let mut status = self.seen();
         let binaries = status.binaries.take().unwrap_or_default();
         status.binaries = Some(with_running_binaries(binaries, &status.fleet));
@@ -353,8 +363,8 @@ impl Admin {
     }
 
     /// The status without looking at any process.
-    pub(crate) fn seen(&self) -> Status {
-        let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
+    pub(crate) fn seen(&self) -> AdminStatus {
+        let instance = InstanceInfo { memory_anon: own_memory(), ..(*self.instance).clone() };
         let told = self.told.borrow().clone();
         let fleet = (*self.fleet.view()).clone();
         let advice = advice::advise_fleet(&told.servers, &fleet);
@@ -363,7 +373,7 @@ impl Admin {
         let binaries = Some(told.binaries);
         let access_log = self.access.view();
         let shown = told.servers.iter().map(|(model, server)| (model.clone(), server.shown.clone()));
-        Status {
+        AdminStatus {
             instance,
             budgets: told.budgets,
             advice: advice.collect(),
@@ -376,7 +386,7 @@ impl Admin {
         }
     }
 
-    fn unknown(&self, model: &str) -> Response<Body> {
+    fn unknown(&self, model: &str) -> Response<AdminBody> {
         match self.fleet.resolve(Some(model)) {
             Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
             Ok(_) => error(StatusCode::NOT_FOUND, &format!("there are no logs of `{model}`")),
@@ -401,7 +411,7 @@ fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> Bi
     binaries
 }
 
-pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
+pub(crate) fn error(status: StatusCode, message: &str) -> Response<AdminBody> {
     json(status, &serde_json::json!({ "error": message }))
 }
 
@@ -418,7 +428,7 @@ fn own_memory() -> Option<u64> {
     warden_sensors::host_memory(std::process::id()).ok().map(|memory| memory.anon)
 }
 
-fn control_error(failure: &ControlError) -> Response<Body> {
+fn control_error(failure: &ControlError) -> Response<AdminBody> {
     let status = match failure {
         ControlError::Unknown(_) => StatusCode::NOT_FOUND,
         ControlError::StartFailed { .. } => StatusCode::BAD_GATEWAY,
@@ -435,7 +445,7 @@ fn control_error(failure: &ControlError) -> Response<Body> {
     json(status, &serde_json::json!({ "error": failure.to_string(), "lines": lines }))
 }
 
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<AdminBody> {
     // The last words of a process may quote a key, and operators share these answers.
     match serde_json::to_value(value) {
         Ok(value) => make_response(status, "application/json", full(format!("{}\n", secrets::json(value)))),
@@ -447,11 +457,11 @@ pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body>
     }
 }
 
-fn full(text: String) -> Body {
+fn full(text: String) -> AdminBody {
     Full::new(Bytes::from(text)).boxed_unsync()
 }
 
-fn make_response(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {
+fn make_response(status: StatusCode, kind: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
@@ -459,10 +469,15 @@ fn make_response(status: StatusCode, kind: &'static str, body: Body) -> Response
 }
 
 /// Serializes an item as one line.
-type Line<T> = fn(&T) -> Result<Frame<Bytes>, Infallible>;
+type LineEncoder<T> = fn(&T) -> Result<Frame<Bytes>, Infallible>;
 
 /// JSON lines: the kept items, then new ones until the client leaves or `stop` fires.
-fn lines<T>(kept: Vec<T>, more: Option<Receiver<T>>, stop: CancellationToken, line: Line<T>) -> Response<Body>
+fn lines<T>(
+    kept: Vec<T>,
+    more: Option<Receiver<T>>,
+    stop: CancellationToken,
+    line: LineEncoder<T>,
+) -> Response<AdminBody>
 where
     T: Serialize + Clone + Send + 'static,
 {
@@ -477,7 +492,7 @@ where
 fn following<T>(
     receiver: Receiver<T>,
     stop: CancellationToken,
-    line: Line<T>,
+    line: LineEncoder<T>,
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>>
 where
     T: Serialize + Clone + Send + 'static,

@@ -1,42 +1,42 @@
 //! Answers of the admin routes, for a fleet without models.
 
-use warden_supervisor::{FleetConfig, SharedBudgets, Watch, nursery};
+use warden_supervisor::{FleetConfig, SharedBudgets, WatchConfig, nursery};
 
 use super::*;
 
 /// An admin with a fleet without models; the directory has its ledger.
-pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
+pub(crate) async fn admin() -> (AdminState, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let (nursery, handle) = nursery::channel();
     drop(nursery);
     let fleet = Fleet::start(config(dir.path()), handle).await.unwrap();
-    let instance = Instance {
+    let instance = InstanceInfo {
         pid: 1,
         version: "0".into(),
         address: "127.0.0.1:1".into(),
         admin_socket: "s".into(),
         started_at: "t".into(),
         ledger: "l".into(),
-        ..Instance::default()
+        ..InstanceInfo::default()
     };
-    let gauges: Arc<Gauges> = Arc::default();
-    let admin = Admin {
+    let gauges: Arc<GatewayGauges> = Arc::default();
+    let admin = AdminState {
         fleet,
-        metrics: Arc::new(Metrics::new()),
-        told: watch::channel(Told::default()).1,
-        leaving: Arc::new(Leaving::new(gauges.clone())),
+        metrics: Arc::new(MetricsRegistry::new()),
+        told: watch::channel(AdminConfig::default()).1,
+        leaving: Arc::new(LeaveControl::new(gauges.clone())),
         probe: Arc::new(warden_policies::defaults().probe.clone()),
         connections: 8,
         gauges,
-        gateway: Control::default(),
+        gateway: GatewayControl::default(),
         access: AccessLog::none(),
-        requests: Requests::default(),
+        requests: RequestRegistry::default(),
         by: "a test".into(),
         instance: Arc::new(instance),
         page: Arc::default(),
         captures: CaptureStore::default(),
-        series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
-        upgrades: Orders::default(),
+        series: SeriesStore::new(&warden_policies::defaults().series, &dir.path().join("state")),
+        upgrades: UpgradeOrders::default(),
         stop: CancellationToken::new(),
     };
     (admin, dir)
@@ -56,11 +56,11 @@ pub(crate) fn config(dir: &Path) -> FleetConfig {
         growth: defaults.growth.clone(),
         runtime_dir: dir.join("run"),
         state_dir: dir.join("state"),
-        watch: Watch { sensors: defaults.sensors, child: defaults.child },
+        watch: WatchConfig { sensors: defaults.sensors, child: defaults.child },
     }
 }
 
-async fn ask(admin: &Admin, method: Method, path: &str) -> (u16, String) {
+async fn ask(admin: &AdminState, method: Method, path: &str) -> (u16, String) {
     let answer = admin.answer(&method, path, None, &HeaderMap::new()).await;
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -71,7 +71,7 @@ async fn ask(admin: &Admin, method: Method, path: &str) -> (u16, String) {
 async fn status_tells_who_we_are_and_what_runs() {
     let (admin, _dir) = admin().await;
     let (status, body) = ask(&admin, Method::GET, "/status").await;
-    let told: Status = serde_json::from_str(&body).unwrap();
+    let told: AdminStatus = serde_json::from_str(&body).unwrap();
     assert_eq!((status, told.instance.pid, told.fleet.models.len()), (200, 1, 0));
     assert!(told.instance.memory_anon.is_some_and(|bytes| bytes > 0), "our own memory can be read");
 }
@@ -79,12 +79,12 @@ async fn status_tells_who_we_are_and_what_runs() {
 #[tokio::test]
 async fn an_operator_sends_balancers_away_and_calls_them_back() {
     let (admin, _dir) = admin().await;
-    let said = |draining| Left { draining, in_flight: 0 };
+    let said = |draining| DrainReport { draining, in_flight: 0 };
     let left = async |query: Option<&str>| {
         let answer = admin.answer(&Method::POST, "/drain", query, &HeaderMap::new()).await;
         let status = answer.status().as_u16();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
-        (status, serde_json::from_slice::<Left>(&body).ok())
+        (status, serde_json::from_slice::<DrainReport>(&body).ok())
     };
     assert_eq!(left(None).await, (200, Some(said(true))));
     assert_eq!(left(None).await, (200, Some(said(true))));
@@ -159,7 +159,7 @@ async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
 #[tokio::test]
 async fn without_follow_the_tail_ends() {
     let secret = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
-    let text = async |how: Line<&'static str>| {
+    let text = async |how: LineEncoder<&'static str>| {
         let body = lines(vec!["a", secret], None, CancellationToken::new(), how).into_body();
         String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
     };

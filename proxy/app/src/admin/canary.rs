@@ -9,17 +9,17 @@ use warden_policies::defaults::parse_duration;
 use warden_policies::{canary, defaults};
 use warden_supervisor::{CanaryError, CanarySpec};
 
-use super::answer::{Admin, Body, error, json};
+use super::answer::{AdminBody, AdminState, error, json};
 use super::query::QueryPairs;
-use super::route::Order;
-use crate::config::machine::Machine;
-use crate::config::resolve::binary::{self, Choice};
+use super::route::TaskRequest;
+use crate::config::machine::HostMachine;
+use crate::config::resolve::binary::{self, BinaryChoice};
 use crate::config::resolve::store;
 
 /// A canary as requested.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Wish {
-    choice: Choice,
+pub(crate) struct CanaryRequest {
+    choice: BinaryChoice,
     /// Share of conversations; `None`: the default.
     share: Option<f64>,
     requests: Option<u64>,
@@ -33,7 +33,7 @@ pub(crate) struct CanarySettings {
     pub(crate) data: PathBuf,
     pub(crate) cache: PathBuf,
     pub(crate) version_timeout: Duration,
-    pub(crate) numbers: canary::Numbers,
+    pub(crate) numbers: canary::CanaryConfig,
 }
 
 impl Default for CanarySettings {
@@ -45,16 +45,16 @@ impl Default for CanarySettings {
 }
 
 /// The accepted query names, quoted when a request has an unknown one.
-const NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
+const QUERY_NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
 
-impl Wish {
+impl CanaryRequest {
     /// Reads the query of a `POST`.
     pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
         let mut given = QueryPairs::read(query)?;
         let mut take = |name: &str| given.take(name);
         let choice = match (take("build"), take("binary")) {
-            (Some(id), None) if !id.is_empty() => Choice::Build(id),
-            (None, Some(path)) if path.starts_with('/') => Choice::Path(path.into()),
+            (Some(id), None) if !id.is_empty() => BinaryChoice::Build(id),
+            (None, Some(path)) if path.starts_with('/') => BinaryChoice::Path(path.into()),
             (None, Some(path)) => return Err(format!("`binary={path}` is no absolute path")),
             _ => {
                 return Err(
@@ -85,7 +85,7 @@ impl Wish {
         let time = take("for").map(duration).transpose()?;
         let slower = number("slower", take("slower"))?;
         match given.left() {
-            Some(name) => Err(format!("`{name}` says nothing here: the names are {NAMES}")),
+            Some(name) => Err(format!("`{name}` says nothing here: the names are {QUERY_NAMES}")),
             None => Ok(Self { choice, share, requests, time, slower }),
         }
     }
@@ -93,7 +93,7 @@ impl Wish {
     /// Finds the llama-server, and runs it once to check that it is one.
     async fn spec(self, tries: &CanarySettings) -> Result<CanarySpec, String> {
         let look = |id: Option<&str>| store::find(&tries.data, id);
-        let machine = Machine::read();
+        let machine = HostMachine::read();
         let found = binary::tried(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;
         let mut numbers = tries.numbers;
         numbers.requests = self.requests.unwrap_or(numbers.requests);
@@ -104,14 +104,14 @@ impl Wish {
     }
 }
 
-impl Admin {
+impl AdminState {
     /// Shows, starts or ends the canary of a model.
-    pub(super) async fn canary(&self, model: &str, order: Order<Wish>) -> Response<Body> {
+    pub(super) async fn canary(&self, model: &str, order: TaskRequest<CanaryRequest>) -> Response<AdminBody> {
         let done = match order {
-            Order::Show => self.fleet.canary_view(model),
-            Order::Stop => self.fleet.stop_canary(model).await,
-            Order::Start(Err(why)) => return error(StatusCode::BAD_REQUEST, &why),
-            Order::Start(Ok(wish)) => {
+            TaskRequest::Show => self.fleet.canary_view(model),
+            TaskRequest::Stop => self.fleet.stop_canary(model).await,
+            TaskRequest::Start(Err(why)) => return error(StatusCode::BAD_REQUEST, &why),
+            TaskRequest::Start(Ok(wish)) => {
                 // Checked before any program is run for the model.
                 if let Err(unknown) = self.fleet.resolve(Some(model)) {
                     return error(StatusCode::NOT_FOUND, &unknown.to_string());
@@ -150,19 +150,19 @@ mod tests {
 
     #[test]
     fn a_query_says_which_build_and_which_traffic() {
-        let wish = Wish::of(Some("build=ab12&share=0.25&requests=10&for=90m&slower=0.5")).unwrap();
+        let wish = CanaryRequest::of(Some("build=ab12&share=0.25&requests=10&for=90m&slower=0.5")).unwrap();
         assert_eq!(
             wish,
-            Wish {
-                choice: Choice::Build("ab12".into()),
+            CanaryRequest {
+                choice: BinaryChoice::Build("ab12".into()),
                 share: Some(0.25),
                 requests: Some(10),
                 time: Some(Duration::from_secs(5400)),
                 slower: Some(0.5),
             }
         );
-        let by_path = Wish::of(Some("binary=%2Fopt%2Fa%20b")).unwrap();
-        assert_eq!(by_path.choice, Choice::Path("/opt/a b".into()));
+        let by_path = CanaryRequest::of(Some("binary=%2Fopt%2Fa%20b")).unwrap();
+        assert_eq!(by_path.choice, BinaryChoice::Path("/opt/a b".into()));
     }
 
     #[test]
@@ -179,7 +179,8 @@ mod tests {
             "build=a&slower=NaN",
             "build=a&shares=0.1",
         ];
-        let told = wrong.map(|query| format!("{query}\n    {}\n", Wish::of(Some(query)).unwrap_err()));
+        let told =
+            wrong.map(|query| format!("{query}\n    {}\n", CanaryRequest::of(Some(query)).unwrap_err()));
         insta::assert_snapshot!(told.concat());
     }
 }

@@ -19,9 +19,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use warden_supervisor::trusted_path;
 
-use super::answer::Status;
+use super::answer::AdminStatus;
 use super::instance::{self, LocatedInstance};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Limit for connecting. An accepted connection takes no time; an instance whose queue stays full this long
 /// hangs.
@@ -34,7 +34,7 @@ const LARGEST_ANSWER: usize = 32 << 20;
 const ROOT: u32 = 0;
 
 /// Connects to the admin socket of one instance.
-pub(crate) struct Client {
+pub(crate) struct AdminClient {
     socket: PathBuf,
     /// The user who runs the instance; unknown where the operator named the socket.
     owner: Option<u32>,
@@ -48,29 +48,29 @@ pub(crate) fn find(
     state: &Path,
     places: &[PathBuf],
     address: Option<&str>,
-) -> Result<Client, Failure> {
+) -> Result<AdminClient, CommandError> {
     if let Some(socket) = named {
-        return Ok(Client::new(socket));
+        return Ok(AdminClient::new(socket));
     }
     choose_instance(&instance::nearest(state, places), address)
 }
 
-fn choose_instance(found: &[LocatedInstance], address: Option<&str>) -> Result<Client, Failure> {
+fn choose_instance(found: &[LocatedInstance], address: Option<&str>) -> Result<AdminClient, CommandError> {
     if let Some(meant) = found.iter().find(|one| Some(one.instance.address.as_str()) == address) {
-        return Ok(Client::of(meant));
+        return Ok(AdminClient::of(meant));
     }
     match found {
-        [] => Err(Failure::hinted(
+        [] => Err(CommandError::hinted(
             "no llama-warden is running here",
             "start one with `llama-warden serve`, or name its socket with --admin-socket",
         )),
-        [only] => Ok(Client::of(only)),
+        [only] => Ok(AdminClient::of(only)),
         several => {
             let listed = several.iter().map(|LocatedInstance { instance: one, .. }| {
                 format!("\n  pid {} on http://{}: --admin-socket {}", one.pid, one.address, one.admin_socket)
             });
             let listed: String = listed.collect();
-            Err(Failure::usage(
+            Err(CommandError::usage(
                 format!("several llama-wardens are running:{listed}"),
                 "name one with --admin-socket, or its configuration with --config",
             ))
@@ -78,7 +78,7 @@ fn choose_instance(found: &[LocatedInstance], address: Option<&str>) -> Result<C
     }
 }
 
-impl Client {
+impl AdminClient {
     /// A client of the instance at a socket that the operator named.
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket, owner: None }
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// Connects, and checks the peer's user: another user may have bound the name while no instance ran.
-    pub(crate) async fn connect(&self) -> Result<UnixStream, Failure> {
+    pub(crate) async fn connect(&self) -> Result<UnixStream, CommandError> {
         let shown = self.socket.display();
         let connecting = async {
             loop {
@@ -103,19 +103,19 @@ impl Client {
         let cannot =
             |problem: &dyn std::fmt::Display| format!("cannot talk to llama-warden on {shown}: {problem}");
         let connected = timeout(CONNECT_LIMIT, connecting).await.map_err(|_| {
-            Failure::hinted(
+            CommandError::hinted(
                 cannot(&format!("no connection was accepted for {} s", CONNECT_LIMIT.as_secs())),
                 "its log says what it waits for; a stopped one is continued with `kill -CONT PID`",
             )
         })?;
         let stream = connected.map_err(|problem| {
-            Failure::hinted(cannot(&problem), "does it run? Its socket is printed when `serve` starts")
+            CommandError::hinted(cannot(&problem), "does it run? Its socket is printed when `serve` starts")
         })?;
-        let peer = stream.peer_cred().map_err(|problem| Failure::failed(cannot(&problem)))?.uid();
+        let peer = stream.peer_cred().map_err(|problem| CommandError::failed(cannot(&problem)))?.uid();
         if self.accepts_peer(peer) {
             return Ok(stream);
         }
-        Err(Failure::hinted(
+        Err(CommandError::hinted(
             format!(
                 "{shown} is answered by user {peer}, who does not run this llama-warden: nothing was sent"
             ),
@@ -138,7 +138,7 @@ impl Client {
     }
 
     /// The instance's status; `None` if it does not answer within the limit.
-    pub(crate) async fn status(&self) -> Option<Status> {
+    pub(crate) async fn status(&self) -> Option<AdminStatus> {
         let limit = warden_policies::defaults().child.version_timeout;
         let asking = self.json(Method::GET, &["status"]);
         timeout(limit, asking).await.ok()?.ok()
@@ -149,7 +149,7 @@ impl Client {
         &self,
         method: Method,
         segments: &[&str],
-    ) -> Result<T, Failure> {
+    ) -> Result<T, CommandError> {
         self.json_with(method, segments, &[]).await
     }
 
@@ -159,13 +159,13 @@ impl Client {
         method: Method,
         segments: &[&str],
         query: &[(&str, String)],
-    ) -> Result<T, Failure> {
+    ) -> Result<T, CommandError> {
         let body = self.send(method, segments, query).await?.whole().await?;
         serde_json::from_slice(&body).map_err(|problem| unreadable(&problem))
     }
 
     /// Sends a `GET` and reads the whole answer as text.
-    pub(crate) async fn text(&self, segments: &[&str]) -> Result<String, Failure> {
+    pub(crate) async fn text(&self, segments: &[&str]) -> Result<String, CommandError> {
         let body = self.send(Method::GET, segments, &[]).await?.whole().await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
@@ -176,14 +176,14 @@ impl Client {
         &self,
         segments: &[&str],
         wishes: &[&str],
-        mut each: impl FnMut(&str, Option<T>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        mut each: impl FnMut(&str, Option<T>) -> Result<(), CommandError>,
+    ) -> Result<(), CommandError> {
         let wishes: Vec<_> = wishes.iter().map(|wish| (*wish, "1".to_owned())).collect();
         let mut answer = self.send(Method::GET, segments, &wishes).await?;
         let mut rest = Vec::new();
         while let Some(frame) = answer.response.body_mut().frame().await {
             let frame =
-                frame.map_err(|problem| Failure::failed(format!("the connection broke: {problem}")))?;
+                frame.map_err(|problem| CommandError::failed(format!("the connection broke: {problem}")))?;
             let Ok(chunk) = frame.into_data() else { continue };
             rest.extend_from_slice(&chunk);
             while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
@@ -203,12 +203,15 @@ impl Client {
         method: Method,
         segments: &[&str],
         query: &[(&str, String)],
-    ) -> Result<ClientAnswer, Failure> {
+    ) -> Result<ClientAnswer, CommandError> {
         let url = url(segments, query)?;
         let target =
             url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
         let broken = |problem: &dyn std::fmt::Display| {
-            Failure::failed(format!("cannot talk to llama-warden on {}: {problem}", self.socket.display()))
+            CommandError::failed(format!(
+                "cannot talk to llama-warden on {}: {problem}",
+                self.socket.display()
+            ))
         };
         let request = Request::builder().method(method).uri(target).header(HOST, "localhost");
         let request = request.body(Empty::<Bytes>::new()).map_err(|problem| broken(&problem))?;
@@ -233,13 +236,13 @@ struct ClientAnswer {
 }
 
 impl ClientAnswer {
-    async fn whole(self) -> Result<Bytes, Failure> {
+    async fn whole(self) -> Result<Bytes, CommandError> {
         let body = Limited::new(self.response.into_body(), LARGEST_ANSWER).collect().await;
         body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable(&problem))
     }
 
     /// The error that the instance answered with.
-    async fn refusal(self, status: StatusCode) -> Failure {
+    async fn refusal(self, status: StatusCode) -> CommandError {
         let body = self.whole().await.unwrap_or_default();
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
         let message =
@@ -247,19 +250,19 @@ impl ClientAnswer {
         let lines: Vec<&str> =
             body["lines"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
         if lines.is_empty() {
-            Failure::failed(message)
+            CommandError::failed(message)
         } else {
-            Failure::failed(format!("{message}\nlast lines of llama-server:\n  {}", lines.join("\n  ")))
+            CommandError::failed(format!("{message}\nlast lines of llama-server:\n  {}", lines.join("\n  ")))
         }
     }
 }
 
-fn unreadable(problem: &dyn std::fmt::Display) -> Failure {
-    Failure::failed(format!("the answer cannot be read: {problem}"))
+fn unreadable(problem: &dyn std::fmt::Display) -> CommandError {
+    CommandError::failed(format!("the answer cannot be read: {problem}"))
 }
 
-fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Failure> {
-    let bad = || Failure::failed("the address of the admin route cannot be made");
+fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, CommandError> {
+    let bad = || CommandError::failed("the address of the admin route cannot be made");
     let mut url = Url::parse("http://localhost/").map_err(|_| bad())?;
     url.path_segments_mut().map_err(|()| bad())?.clear().extend(segments);
     if !query.is_empty() {
@@ -274,7 +277,7 @@ fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::answer::Instance;
+    use crate::admin::answer::InstanceInfo;
 
     #[test]
     fn a_name_with_slashes_and_spaces_is_one_segment() {
@@ -294,10 +297,10 @@ mod tests {
     #[test]
     fn of_several_instances_the_one_that_serves_where_the_configuration_says_is_meant() {
         let several = ["127.0.0.1:8080", "127.0.0.1:8081"].map(|address| LocatedInstance {
-            instance: Instance {
+            instance: InstanceInfo {
                 address: address.to_owned(),
                 admin_socket: format!("/run/{address}"),
-                ..Instance::default()
+                ..InstanceInfo::default()
             },
             owner: 1,
         });

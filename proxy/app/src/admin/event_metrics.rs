@@ -5,8 +5,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 use warden_policies::units::exact;
-use warden_policies::warmth::{Cold, Warmth};
-use warden_supervisor::{Event, EventKind, FleetView};
+use warden_policies::warmth::{ColdReason, WarmthReport};
+use warden_supervisor::{EventKind, FleetEvent, FleetView};
 
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
@@ -74,7 +74,7 @@ impl EventMetrics {
     }
 
     /// Counts an event of the fleet.
-    pub(super) fn count(&self, event: &Event) {
+    pub(super) fn count(&self, event: &FleetEvent) {
         let Some(model) = event.model.as_ref().map(|model| model.as_str().to_owned()) else { return };
         match &event.kind {
             EventKind::RecycleDone { entry } if entry.given_up => {}
@@ -113,8 +113,8 @@ impl EventMetrics {
     }
 
     /// Counts carried and lost conversations. Conversations still due are counted when they are done.
-    fn warmed(&self, model: &str, warmth: &Warmth) {
-        let cold = Cold::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
+    fn warmed(&self, model: &str, warmth: &WarmthReport) {
+        let cold = ColdReason::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
         let warm =
             [("carried", warmth.carried), ("evaluated", warmth.evaluated), ("unproven", warmth.unproven)];
         for (outcome, count) in warm.into_iter().chain(cold).filter(|(_, count)| *count > 0) {

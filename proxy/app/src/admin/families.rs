@@ -54,8 +54,8 @@ macro_rules! families {
 
             /// The declared metrics, for the documentation.
             #[cfg(test)]
-            pub(super) fn rows() -> Vec<super::families::Row> {
-                vec![$(super::families::Row::of::<$type>($metric, families!(@unit $($unit)?), $meaning)),*]
+            pub(super) fn rows() -> Vec<super::families::MetricRow> {
+                vec![$(super::families::MetricRow::of::<$type>($metric, families!(@unit $($unit)?), $meaning)),*]
             }
         }
     };
@@ -71,29 +71,29 @@ pub(super) trait LabelNames {
 
 /// Kind and labels of a metric type.
 #[cfg(test)]
-pub(super) trait Shape {
+pub(super) trait MetricShape {
     /// Prometheus' word for the kind.
     const KIND: &'static str;
     const LABELS: &'static [&'static str] = &[];
 }
 
 #[cfg(test)]
-impl<N, A> Shape for Counter<N, A> {
+impl<N, A> MetricShape for Counter<N, A> {
     const KIND: &'static str = "counter";
 }
 
 #[cfg(test)]
-impl<N, A> Shape for Gauge<N, A> {
+impl<N, A> MetricShape for Gauge<N, A> {
     const KIND: &'static str = "gauge";
 }
 
 #[cfg(test)]
-impl Shape for Histogram {
+impl MetricShape for Histogram {
     const KIND: &'static str = "histogram";
 }
 
 #[cfg(test)]
-impl<L: LabelNames, M: Shape, C> Shape for Family<L, M, C> {
+impl<L: LabelNames, M: MetricShape, C> MetricShape for Family<L, M, C> {
     const KIND: &'static str = M::KIND;
     const LABELS: &'static [&'static str] = L::NAMES;
 }
@@ -101,7 +101,7 @@ impl<L: LabelNames, M: Shape, C> Shape for Family<L, M, C> {
 /// A metric as a row of the documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg(test)]
-pub(super) struct Row {
+pub(super) struct MetricRow {
     pub(super) name: String,
     pub(super) kind: &'static str,
     pub(super) labels: &'static [&'static str],
@@ -109,8 +109,8 @@ pub(super) struct Row {
 }
 
 #[cfg(test)]
-impl Row {
-    pub(super) fn of<M: Shape>(name: &str, unit: Option<Unit>, meaning: &'static str) -> Self {
+impl MetricRow {
+    pub(super) fn of<M: MetricShape>(name: &str, unit: Option<Unit>, meaning: &'static str) -> Self {
         let unit = unit.map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
         let total = if M::KIND == "counter" { "_total" } else { "" };
         // Metrics named after another project keep its prefix.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
-use warden_policies::growth::{Growth, GrowthBlame, Verdict};
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth};
 use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, FleetView, PolicyView};
 
@@ -192,7 +192,7 @@ impl GrowthMetrics {
     }
 
     /// Sets the components of one memory of `now` bytes.
-    fn read_components(&self, replica: &ReplicaLabels, growth: &Growth, now: u64) {
+    fn read_components(&self, replica: &ReplicaLabels, growth: &SeriesGrowth, now: u64) {
         let settled = growth.baseline.map_or(now, |baseline| baseline.min(now));
         let declared = growth.fill.used.min(growth.fill.allowed).min(now - settled);
         let parts = [("settled", settled), ("declared", declared), ("growth", now - settled - declared)];
@@ -203,12 +203,16 @@ impl GrowthMetrics {
         }
     }
 
-    fn read_growth(&self, replica: &ReplicaLabels, growth: &Growth, rate: Option<f64>) {
+    fn read_growth(&self, replica: &ReplicaLabels, growth: &SeriesGrowth, rate: Option<f64>) {
         let ReplicaLabels { model, replica } = replica.clone();
         let series = growth.series.to_string();
-        for verdict in
-            [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Suspected, Verdict::Leaking]
-        {
+        for verdict in [
+            GrowthVerdict::Warming,
+            GrowthVerdict::Steady,
+            GrowthVerdict::Bounded,
+            GrowthVerdict::Suspected,
+            GrowthVerdict::Leaking,
+        ] {
             let labels = VerdictLabels {
                 model: model.clone(),
                 replica,

@@ -5,11 +5,13 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
-use warden_policies::growth::{Fill, GrowthForecast, IntervalEstimate, Unit as Work};
-use warden_policies::lifecycle::Phase;
-use warden_policies::recycle::WhyNot;
-use warden_policies::sample::{HostMemory, Vram};
-use warden_policies::{Action, Decision, GenerationId, GpuIndex, MemoryKind, ModelName, Reason};
+use warden_policies::growth::{AllowanceFill, GrowthForecast, IntervalEstimate, WorkUnit as Work};
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::recycle::RecycleHindrance;
+use warden_policies::sample::{HostMemory, VramReading};
+use warden_policies::{
+    GenerationId, GpuIndex, MemoryKind, ModelName, Reason, RecycleAction, RecycleDecision,
+};
 use warden_supervisor::{DeviceView, ForecastView, HealthView, MemoryView, ModelState, ModelView};
 
 fn interval(value: f64) -> IntervalEstimate {
@@ -18,30 +20,30 @@ fn interval(value: f64) -> IntervalEstimate {
 
 /// A backend that leaks host memory with each image, and whose VRAM on GPU 0 is known.
 pub(crate) fn leaking() -> BackendView {
-    let growth = Growth {
+    let growth = SeriesGrowth {
         series: MemoryKind::Host,
-        verdict: Verdict::Leaking,
+        verdict: GrowthVerdict::Leaking,
         since_request: 77,
         slope: Some(interval(4.0)),
         baseline: Some(500),
         floor: Some(900),
-        fill: Fill { allowed: 100, used: 80 },
+        fill: AllowanceFill { allowed: 100, used: 80 },
         blame: Some(GrowthBlame::Pays { unit: Work::Image, bytes_per_unit: 16.0, share: 0.9 }),
         law: None,
     };
     let forecast = GrowthForecast { limit: 1000, requests: interval(25.0), seconds: Some(interval(50.0)) };
-    let decision = Decision {
+    let decision = RecycleDecision {
         reason: Some(Reason::Growth),
         series: Some(MemoryKind::Host),
         limit_bytes: Some(1000),
-        why_not: Some(WhyNot::Observing { would: Action::RecycleWhenQuiet }),
-        ..Decision::OBSERVE
+        why_not: Some(RecycleHindrance::Observing { would: RecycleAction::RecycleWhenQuiet }),
+        ..RecycleDecision::OBSERVE
     };
     BackendView {
         degraded: None,
         replica: 0,
         generation: Some(GenerationId(3)),
-        phase: Phase::Ready,
+        phase: BackendPhase::Ready,
         pid: Some(1),
         program: None,
         ready_since: None,
@@ -49,10 +51,10 @@ pub(crate) fn leaking() -> BackendView {
         slots: None,
         host: Some(HostMemory { anon: 1000, swap: 50, rss: 2000 }),
         host_at_ready: None,
-        work: warden_policies::Work::default(),
+        work: warden_policies::WorkDone::default(),
         report: None,
         memory: MemoryView {
-            vram: vec![Vram { gpu: GpuIndex(0), bytes: 300, source: VramSource::Estimate }],
+            vram: vec![VramReading { gpu: GpuIndex(0), bytes: 300, source: VramSource::Estimate }],
             growth: vec![growth],
             forecasts: vec![ForecastView { series: MemoryKind::Host, reason: Reason::HostSoft, forecast }],
             request_rate: Some(0.5),

@@ -22,11 +22,11 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use warden_supervisor::{PrivateDir, WorkKind, may_pass, run_job, trusted_path};
 
-use super::answer::Instance;
+use super::answer::InstanceInfo;
 pub(crate) use super::pointer::LocatedInstance;
 use super::pointer::{InstancePointer, in_folder};
-use crate::config::resolve::dirs::Dirs;
-use crate::exit::Failure;
+use crate::config::resolve::dirs::WardenDirs;
+use crate::exit::CommandError;
 use crate::sync::lock;
 
 /// Folder of pointers in a state directory.
@@ -46,14 +46,14 @@ type SharedPointers = Arc<Mutex<Vec<InstancePointer>>>;
 
 impl InstanceDirs {
     /// Creates the directories and locks them.
-    pub(crate) fn take(dirs: &Dirs) -> Result<Self, Failure> {
+    pub(crate) fn take(dirs: &WardenDirs) -> Result<Self, CommandError> {
         check_writable(&dirs.state)?;
         PrivateDir::sweep(&dirs.runtime_base);
         Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: SharedPointers::default() })
     }
 
     /// Continues with the predecessor's directories. They belong to the predecessor until [`Self::own`].
-    pub(crate) fn inherit(dirs: &Dirs, lock: OwnedFd) -> Self {
+    pub(crate) fn inherit(dirs: &WardenDirs, lock: OwnedFd) -> Self {
         Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: SharedPointers::default() }
     }
 
@@ -78,8 +78,8 @@ impl InstanceDirs {
         &mut self,
         state: &Path,
         common: Option<&PathBuf>,
-        instance: &Instance,
-    ) -> Result<Option<BoxFuture<'static, ()>>, Failure> {
+        instance: &InstanceInfo,
+    ) -> Result<Option<BoxFuture<'static, ()>>, CommandError> {
         let dir = state.join(STATE_POINTER_DIR);
         let mut again = None;
         match write_state_pointer(&dir, instance) {
@@ -92,7 +92,7 @@ impl InstanceDirs {
                 again = Some(announce_later(self.pointers.clone(), dir, instance.clone()).boxed());
             }
             Err(problem) => {
-                return Err(Failure::usage(
+                return Err(CommandError::usage(
                     format!("cannot write to {}: {problem}", dir.display()),
                     "make it writable, or choose another `paths.state_dir`",
                 ));
@@ -119,13 +119,13 @@ impl InstanceDirs {
     }
 }
 
-fn write_state_pointer(dir: &Path, instance: &Instance) -> io::Result<InstancePointer> {
+fn write_state_pointer(dir: &Path, instance: &InstanceInfo) -> io::Result<InstancePointer> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     InstancePointer::put(dir, instance)
 }
 
 /// Retries writing a pointer until it succeeds.
-async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: Instance) {
+async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: InstanceInfo) {
     const PAUSE: Duration = Duration::from_secs(5);
     loop {
         tokio::time::sleep(PAUSE).await;
@@ -139,30 +139,30 @@ async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: Instan
 }
 
 /// Creates the directory for sockets.
-pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, Failure> {
+pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, CommandError> {
     let hint = "choose another `paths.runtime_dir`";
     let made = PrivateDir::make(path).map_err(|problem| {
         let message = format!("cannot make the private directory {}: {problem}", path.display());
         if problem.kind() == io::ErrorKind::PermissionDenied {
-            Failure::usage(
+            CommandError::usage(
                 message,
                 "choose a directory that no other user can change: set XDG_RUNTIME_DIR or `paths.runtime_dir`",
             )
         } else {
-            Failure::usage(message, hint)
+            CommandError::usage(message, hint)
         }
     })?;
     made.ok_or_else(|| {
-        Failure::hinted(format!("another llama-warden is already running in {}", path.display()), hint)
+        CommandError::hinted(format!("another llama-warden is already running in {}", path.display()), hint)
     })
 }
 
-fn check_writable(state: &Path) -> Result<(), Failure> {
+fn check_writable(state: &Path) -> Result<(), CommandError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(state);
     let tried = made.and_then(|()| tempfile::tempfile_in(state).map(drop));
     let tried = tried.or_else(|problem| if may_pass(&problem) { Ok(()) } else { Err(problem) });
     tried.map_err(|problem| {
-        Failure::usage(
+        CommandError::usage(
             format!("cannot write to the state directory {}: {problem}", state.display()),
             "make it writable, or choose another `paths.state_dir`",
         )
@@ -199,9 +199,9 @@ mod tests {
 
     use super::*;
 
-    fn dirs(base: &Path) -> Dirs {
+    fn dirs(base: &Path) -> WardenDirs {
         let runtime_base = base.join("run");
-        Dirs {
+        WardenDirs {
             state: base.join("state"),
             runtime: PrivateDir::place(&runtime_base, 1),
             runtime_base,
@@ -211,16 +211,16 @@ mod tests {
         }
     }
 
-    fn instance(pid: u32, socket: &Path) -> Instance {
-        Instance { pid, admin_socket: socket.to_string_lossy().into_owned(), ..Instance::default() }
+    fn instance(pid: u32, socket: &Path) -> InstanceInfo {
+        InstanceInfo { pid, admin_socket: socket.to_string_lossy().into_owned(), ..InstanceInfo::default() }
     }
 
-    fn found(all: Vec<LocatedInstance>) -> Vec<Instance> {
+    fn found(all: Vec<LocatedInstance>) -> Vec<InstanceInfo> {
         let own = rustix::process::geteuid().as_raw();
         all.into_iter().inspect(|one| assert_eq!(one.owner, own)).map(|one| one.instance).collect()
     }
 
-    fn put(dir: &Path, instance: &Instance) -> InstancePointer {
+    fn put(dir: &Path, instance: &InstanceInfo) -> InstancePointer {
         fs::create_dir_all(dir).unwrap();
         InstancePointer::put(dir, instance).unwrap()
     }

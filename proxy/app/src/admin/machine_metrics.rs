@@ -17,14 +17,14 @@ labels! {
 
 /// An empty set of labels, for a metric with at most one line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Alone;
+struct NoLabels;
 
 #[cfg(test)]
-impl LabelNames for Alone {
+impl LabelNames for NoLabels {
     const NAMES: &'static [&'static str] = &[];
 }
 
-impl EncodeLabelSet for Alone {
+impl EncodeLabelSet for NoLabels {
     fn encode(&self, _: &mut LabelSetEncoder<'_>) -> std::fmt::Result {
         Ok(())
     }
@@ -32,9 +32,9 @@ impl EncodeLabelSet for Alone {
 
 families! {
     pub(super) struct MachineMetrics () {
-        host_total: Family<Alone, Gauge>
+        host_total: Family<NoLabels, Gauge>
             = "host_memory" in Unit::Bytes, "Memory of the machine, or of the container that we are in.";
-        host_available: Family<Alone, Gauge>
+        host_available: Family<NoLabels, Gauge>
             = "host_memory_available" in Unit::Bytes, "Memory of the machine that can be had without swapping.";
         gpu_total: Family<GpuLabels, Gauge>
             = "gpu_memory" in Unit::Bytes, "Memory of a GPU. What its driver does not tell has no line.";
@@ -57,8 +57,8 @@ impl MachineMetrics {
         gpus.into_iter().for_each(Family::clear);
         [&self.host_total, &self.host_available].into_iter().for_each(Family::clear);
         if let Some(host) = view.host {
-            self.host_total.get_or_create(&Alone).set(whole(host.total));
-            self.host_available.get_or_create(&Alone).set(whole(host.available));
+            self.host_total.get_or_create(&NoLabels).set(whole(host.total));
+            self.host_available.get_or_create(&NoLabels).set(whole(host.available));
         }
         for device in &view.devices {
             self.read_device(device);

@@ -24,23 +24,23 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
-use warden_gateway::{Gauges, KeyCounts, Limit, Record};
+use warden_gateway::{GatewayGauges, GatewayLimit, KeyCounts, RequestRecord};
 use warden_supervisor::{FleetView, StateKind, StateView};
 
-use super::answer::Budgets;
+use super::answer::BudgetsByModel;
 use super::event_metrics::EventMetrics;
 use super::families::{PREFIX, families, labels};
 use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
 use super::model_metrics::ModelMetrics;
-use super::page::tally::Tally;
-use super::pool_metrics::{Pool, PoolMetrics, There, VllmMetrics};
+use super::page::tally::RequestCounters;
+use super::pool_metrics::{PoolLabels, PoolMetrics, PoolSnapshot, VllmMetrics};
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 use crate::clock;
-use crate::otel::Fate;
-use crate::probe::pace::Pace;
+use crate::otel::SpanOutcome;
+use crate::probe::pace::ProbePace;
 use crate::sync::lock;
 
 labels! {
@@ -86,10 +86,10 @@ families! {
 }
 
 /// The line after the last metric.
-const END: &str = "# EOF\n";
+const END_LINE: &str = "# EOF\n";
 
 #[derive(Default)]
-pub(crate) struct Metrics {
+pub(crate) struct MetricsRegistry {
     registry: Registry,
     requests: RequestMetrics,
     models: ModelMetrics,
@@ -104,12 +104,12 @@ pub(crate) struct Metrics {
     /// Metrics with vLLM's names, which have another prefix.
     foreign: Registry,
     /// Source of the pool metrics, set before each scrape.
-    noted: Mutex<Pool>,
+    noted: Mutex<PoolSnapshot>,
     /// Held during a scrape, which sets gauges in several steps.
     scrape: Mutex<()>,
 }
 
-impl Metrics {
+impl MetricsRegistry {
     pub(crate) fn new() -> Self {
         let (metrics, mut registry) = (Self::default(), Registry::with_prefix(PREFIX));
         let mut foreign = Registry::default();
@@ -129,17 +129,17 @@ impl Metrics {
         Self { registry, foreign, ..metrics }
     }
 
-    pub(crate) fn request_done(&self, record: &Record) {
+    pub(crate) fn request_done(&self, record: &RequestRecord) {
         self.requests.done(record);
     }
 
     /// The counts shown on the page, by model.
-    pub(crate) fn tallies(&self) -> BTreeMap<String, Arc<Tally>> {
+    pub(crate) fn tallies(&self) -> BTreeMap<String, Arc<RequestCounters>> {
         self.requests.tallies()
     }
 
     /// Counts an event of the fleet.
-    pub(crate) fn event(&self, event: &warden_supervisor::Event) {
+    pub(crate) fn event(&self, event: &warden_supervisor::FleetEvent) {
         self.events.count(event);
     }
 
@@ -164,30 +164,30 @@ impl Metrics {
     }
 
     /// Counters of answers to probes.
-    pub(crate) fn pace(&self) -> Pace {
+    pub(crate) fn pace(&self) -> ProbePace {
         self.pool.pace()
     }
 
     /// Takes over the current facts of this instance for the pool metrics.
-    pub(crate) fn note_pool(&self, pool: Pool) {
+    pub(crate) fn note_pool(&self, pool: PoolSnapshot) {
         *lock(&self.noted) = pool;
     }
 
     /// Creates the counters of exported spans at 0.
     pub(crate) fn initialize_spans(&self) {
-        for fate in Fate::ALL {
+        for fate in SpanOutcome::ALL {
             self.spans(fate, 0);
         }
     }
 
     /// Counts spans by outcome.
-    pub(crate) fn spans(&self, fate: Fate, count: usize) {
+    pub(crate) fn spans(&self, fate: SpanOutcome, count: usize) {
         let labels = OutcomeLabel { outcome: fate.as_str() };
         self.own.spans.get_or_create(&labels).inc_by(count as u64);
     }
 
     #[cfg(test)]
-    pub(crate) fn span_count(&self, fate: Fate) -> u64 {
+    pub(crate) fn span_count(&self, fate: SpanOutcome) -> u64 {
         self.own.spans.get_or_create(&OutcomeLabel { outcome: fate.as_str() }).get()
     }
 
@@ -200,8 +200,8 @@ impl Metrics {
     pub(crate) fn text(
         &self,
         view: &FleetView,
-        budgets: &Budgets,
-        gateway: &Gauges,
+        budgets: &BudgetsByModel,
+        gateway: &GatewayGauges,
         keys: &[KeyCounts],
         own_anon: Option<u64>,
     ) -> String {
@@ -215,7 +215,7 @@ impl Metrics {
         self.keys.read(keys);
         self.own.read(gateway, own_anon);
         let pool = lock(&self.noted).clone();
-        let there = There::of(&pool, view, clock::now().as_second());
+        let there = PoolLabels::of(&pool, view, clock::now().as_second());
         self.pool.read(&pool, &there);
         let mut text = String::new();
         let mut encoded = Ok(());
@@ -223,7 +223,7 @@ impl Metrics {
             self.vllm.read(&pool, &there);
             encoded = encode(&mut text, &self.foreign);
             // Only one `# EOF` is allowed.
-            text.truncate(text.len() - text.strip_suffix(END).map_or(0, |_| END.len()));
+            text.truncate(text.len() - text.strip_suffix(END_LINE).map_or(0, |_| END_LINE.len()));
         }
         match encoded.and_then(|()| encode(&mut text, &self.registry)) {
             Ok(()) => text,
@@ -233,11 +233,11 @@ impl Metrics {
 }
 
 impl OwnMetrics {
-    fn read(&self, gateway: &Gauges, own_anon: Option<u64>) {
+    fn read(&self, gateway: &GatewayGauges, own_anon: Option<u64>) {
         self.connections.set(whole(gateway.connections.load(Ordering::Relaxed) as u64));
         self.held_bytes.set(whole(gateway.held_bytes.load(Ordering::Relaxed) as u64));
         self.tls_not_after.set(whole(gateway.tls_not_after.load(Ordering::Relaxed)));
-        for limit in Limit::ALL {
+        for limit in GatewayLimit::ALL {
             let label = LimitLabel { limit: limit.as_str() };
             // The gateway counts; a scrape only copies the count.
             let counter = self.limited.get_or_create(&label);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::event_metrics::EventMetrics;
-use super::families::Row;
+use super::families::MetricRow;
 use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
@@ -12,12 +12,12 @@ use super::model_metrics::ModelMetrics;
 use super::pool_metrics::{PoolMetrics, VllmMetrics};
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
-use crate::printed::{END, check_page};
+use crate::printed::{TABLE_END_MARK, check_page};
 
 const HEAD: &str = "| name | kind | labels | meaning |\n|---|---|---|---|\n";
 
 /// The tables with their names.
-fn tables() -> [(&'static str, Vec<Row>); 10] {
+fn tables() -> [(&'static str, Vec<MetricRow>); 10] {
     [
         ("requests", RequestMetrics::rows()),
         ("models", ModelMetrics::rows()),
@@ -38,8 +38,8 @@ pub(super) fn declared() -> BTreeMap<String, (&'static str, BTreeSet<&'static st
     rows.map(|row| (row.name, (row.kind, row.labels.iter().copied().collect()))).collect()
 }
 
-fn table(rows: &[Row]) -> String {
-    let line = |row: &Row| {
+fn table(rows: &[MetricRow]) -> String {
+    let line = |row: &MetricRow| {
         let (labels, meaning) = (row.labels.join(", "), row.meaning.replace('|', "\\|"));
         format!("| `{}` | {} | {labels} | {meaning} |\n", row.name, row.kind)
     };
@@ -51,7 +51,7 @@ fn table(rows: &[Row]) -> String {
 fn the_tables_of_metrics_are_those_that_are_declared() {
     let tables = tables().map(|(name, rows)| {
         let start = format!("<!-- metrics: {name} -->\n");
-        let whole = format!("{start}{HEAD}{}{END}", table(&rows));
+        let whole = format!("{start}{HEAD}{}{TABLE_END_MARK}", table(&rows));
         (start, whole)
     });
     check_page("metrics.md", tables).unwrap();
@@ -59,7 +59,7 @@ fn the_tables_of_metrics_are_those_that_are_declared() {
 
 #[test]
 fn no_metric_is_declared_twice_and_each_says_what_it_means_in_sentences() {
-    let rows: Vec<Row> = tables().into_iter().flat_map(|(_, rows)| rows).collect();
+    let rows: Vec<MetricRow> = tables().into_iter().flat_map(|(_, rows)| rows).collect();
     assert_eq!(declared().len(), rows.len(), "two have one name");
     for row in rows {
         assert!(row.meaning.ends_with('.') || row.meaning.ends_with('…'), "{}: {}", row.name, row.meaning);

@@ -4,20 +4,20 @@ use super::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use warden_gateway::{KeyCounts, Outcome};
-use warden_policies::canary::Verdict;
-use warden_policies::lifecycle::Phase;
+use warden_gateway::{KeyCounts, RequestOutcome};
+use warden_policies::canary::CanaryVerdict;
+use warden_policies::lifecycle::BackendPhase;
 use warden_policies::sample::HostMemory;
-use warden_policies::{GenerationId, MemoryLimit, ModelName, Work};
-use warden_sensors::report::{ContextReport, Counts, Settings};
-use warden_sensors::{HostTotals, Report};
+use warden_policies::{GenerationId, MemoryLimit, ModelName, WorkDone};
+use warden_sensors::report::{ContextCounts, ContextReport, FixSettings};
+use warden_sensors::{CudaReport, HostTotals};
 use warden_supervisor::{
-    BackendView, CanaryEntry, CanaryKind, CanaryState, CanaryView, Event, EventKind, Failure, FailureKind,
-    LedgerEntry, Mode, ModelState, ModelView,
+    BackendFailure, BackendView, CanaryEntry, CanaryKind, CanaryState, CanaryView, EventKind, FailureKind,
+    FleetEvent, LedgerEntry, ModelState, ModelView, ReplacementMode,
 };
 
-fn record() -> Record {
-    Record {
+fn record() -> RequestRecord {
+    RequestRecord {
         request_id: "r".into(),
         peer: std::net::IpAddr::from([127, 0, 0, 1]),
         protocol: http::Version::HTTP_11,
@@ -29,7 +29,7 @@ fn record() -> Record {
         generation: Some(GenerationId(2)),
         status: 200,
         late_status: None,
-        outcome: Outcome::Ok,
+        outcome: RequestOutcome::Ok,
         stream: false,
         queued: Duration::from_millis(20),
         first_byte: Some(Duration::from_millis(30)),
@@ -37,7 +37,7 @@ fn record() -> Record {
         total: Duration::from_millis(40),
         bytes_in: 10,
         bytes_out: 20,
-        work: Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0, audio: 0 },
+        work: WorkDone { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0, audio: 0 },
         retries: 0,
         tried: None,
         trace: None,
@@ -45,7 +45,7 @@ fn record() -> Record {
     }
 }
 
-fn backend(generation: u64, phase: Phase) -> BackendView {
+fn backend(generation: u64, phase: BackendPhase) -> BackendView {
     BackendView {
         degraded: None,
         replica: 0,
@@ -58,7 +58,7 @@ fn backend(generation: u64, phase: Phase) -> BackendView {
         slots: Some(1),
         host: Some(HostMemory { anon: 100, swap: 1, rss: 200 }),
         host_at_ready: None,
-        work: Work::default(),
+        work: WorkDone::default(),
         report: None,
         memory: warden_supervisor::MemoryView::default(),
         health: warden_supervisor::HealthView::default(),
@@ -68,45 +68,45 @@ fn backend(generation: u64, phase: Phase) -> BackendView {
 }
 
 /// A report of one context per device.
-fn report(devices: &[(i32, Counts)]) -> Report {
-    let context = |(number, &(device, counts)): (usize, &(i32, Counts))| ContextReport {
+fn report(devices: &[(i32, ContextCounts)]) -> CudaReport {
+    let context = |(number, &(device, counts)): (usize, &(i32, ContextCounts))| ContextReport {
         context: u32::try_from(number).unwrap(),
         device,
         live: true,
         counts,
         updated_unix_ms: 1,
     };
-    Report {
+    CudaReport {
         pid: 1,
         started_unix_ms: 1,
         active: BTreeSet::new(),
-        settings: Settings::default(),
+        settings: FixSettings::default(),
         contexts: devices.iter().enumerate().map(context).collect(),
     }
 }
 
 /// A view with these reports of the old and the new process.
-fn reporting(number: u64, old: Option<Report>, new: Option<Report>) -> FleetView {
+fn reporting(number: u64, old: Option<CudaReport>, new: Option<CudaReport>) -> FleetView {
     let mut view = FleetView { number, ..view() };
     let backends = &mut Arc::make_mut(&mut view.models[0]).backends;
     (backends[0].report, backends[1].report) = (old, new);
     view
 }
 
-fn scrape(metrics: &Metrics, view: &FleetView) -> String {
-    metrics.text(view, &Budgets::new(), &Gauges::default(), &[], None)
+fn scrape(metrics: &MetricsRegistry, view: &FleetView) -> String {
+    metrics.text(view, &BudgetsByModel::new(), &GatewayGauges::default(), &[], None)
 }
 
 #[test]
 fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
-    let metrics = Metrics::new();
-    let counts = |number: u64| Counts {
+    let metrics = MetricsRegistry::new();
+    let counts = |number: u64| ContextCounts {
         graphs_live: number,
         graph_host_bytes: 10 * number,
         pool_bytes: u64::MAX,
         graphs_evicted: number,
         pool_bytes_purged: 100 * number,
-        ..Counts::default()
+        ..ContextCounts::default()
     };
     let has = |text: &str, name: &str, labels: &str, value: &str| {
         let line = format!("llama_warden_backend_{name}{{model=\"m\",replica=\"0\",{labels}}} {value}");
@@ -140,41 +140,41 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
 
 #[test]
 fn without_reports_there_is_no_line_about_them() {
-    let text = scrape(&Metrics::new(), &view());
+    let text = scrape(&MetricsRegistry::new(), &view());
     assert!(text.lines().all(|line| line.starts_with('#') || !line.contains("_cu")), "{text}");
 }
 
-fn budgets() -> Budgets {
-    let budget = crate::admin::answer::Budget {
+fn budgets() -> BudgetsByModel {
+    let budget = crate::admin::answer::ModelBudget {
         soft: Some(MemoryLimit::Bytes(warden_policies::ByteSize(1000))),
         hard: Some(MemoryLimit::Auto),
         vram_soft: Some(MemoryLimit::Bytes(warden_policies::ByteSize(2000))),
-        ..crate::admin::answer::Budget::default()
+        ..crate::admin::answer::ModelBudget::default()
     };
-    Budgets::from([("m".to_owned(), budget)])
+    BudgetsByModel::from([("m".to_owned(), budget)])
 }
 
 fn recycled() -> EventKind {
     let reason = warden_policies::Reason::HostSoft;
-    let warmth = warden_policies::warmth::Warmth { carried: 1, bytes: 5, ..Default::default() };
+    let warmth = warden_policies::warmth::WarmthReport { carried: 1, bytes: 5, ..Default::default() };
     let entry = LedgerEntry {
         carried_over: 3,
         gap_ms: 30,
         warm: Some(warmth),
-        ..LedgerEntry::of(ModelName::new("m"), 0, reason, Mode::Sequential)
+        ..LedgerEntry::of(ModelName::new("m"), 0, reason, ReplacementMode::Sequential)
     };
     EventKind::RecycleDone { entry: Box::new(entry) }
 }
 
 fn crashed() -> EventKind {
     let failure =
-        Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 1 };
+        BackendFailure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 1 };
     EventKind::Crashed { failure, outside: false }
 }
 
 fn crash_loop() -> EventKind {
     let failure =
-        Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 9 };
+        BackendFailure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 9 };
     EventKind::CrashLoop { ends: 5, within_s: 60, failure }
 }
 
@@ -195,7 +195,7 @@ fn view() -> FleetView {
         state: ModelState::Loaded,
         waiting: 3,
         queue_depth: 9,
-        backends: vec![backend(4, Phase::Draining), backend(5, Phase::Ready)],
+        backends: vec![backend(4, BackendPhase::Draining), backend(5, BackendPhase::Ready)],
         was_ready: true,
         ..ModelView::unloaded(ModelName::new("m"))
     };
@@ -204,10 +204,10 @@ fn view() -> FleetView {
 
 #[test]
 fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
-    let metrics = Metrics::new();
+    let metrics = MetricsRegistry::new();
     metrics.request_done(&record());
     for _ in 0..2 {
-        let text = metrics.text(&view(), &budgets(), &Gauges::default(), &[], Some(77));
+        let text = metrics.text(&view(), &budgets(), &GatewayGauges::default(), &[], Some(77));
         for line in [
             "llama_warden_requests_total{model=\"m\",route=\"chat\",status=\"200\"} 1",
             "llama_warden_output_tokens_total{model=\"m\"} 7",
@@ -230,21 +230,23 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
             assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
         }
     }
-    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), &[], None);
+    let text =
+        metrics.text(&FleetView::default(), &BudgetsByModel::new(), &GatewayGauges::default(), &[], None);
     assert!(!text.contains("llama_warden_backend_ready{"), "a removed model leaves no line");
 }
 
 #[test]
 fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
-    let metrics = Metrics::new();
-    metrics.event(&Event {
+    let metrics = MetricsRegistry::new();
+    metrics.event(&FleetEvent {
         id: 1,
         at: String::new(),
         model: Some(ModelName::new("m")),
         generation: None,
         kind: recycled(),
     });
-    let text = metrics.text(&FleetView::default(), &Budgets::new(), &Gauges::default(), &[], None);
+    let text =
+        metrics.text(&FleetView::default(), &BudgetsByModel::new(), &GatewayGauges::default(), &[], None);
     for line in [
         "llama_warden_backend_restarts_total{model=\"m\",reason=\"host_soft\"} 1",
         "llama_warden_backend_restart_gap_seconds_bucket{le=\"0.05\",model=\"m\",mode=\"sequential\"} 1",
@@ -265,8 +267,8 @@ fn running_canary() -> CanaryView {
         began_at: String::new(),
         seconds: 1.0,
         ended_at: None,
-        verdict: Verdict::BetterOrEqual,
-        report: warden_policies::canary::Report::default(),
+        verdict: CanaryVerdict::BetterOrEqual,
+        report: warden_policies::canary::CanaryReport::default(),
     }
 }
 
@@ -276,11 +278,11 @@ fn canary_ended() -> EventKind {
 }
 
 /// A fleet with a value for every metric.
-fn everything(metrics: &Metrics) -> FleetView {
-    metrics.request_done(&Record { stream: true, ..record() });
+fn everything(metrics: &MetricsRegistry) -> FleetView {
+    metrics.request_done(&RequestRecord { stream: true, ..record() });
     metrics.initialize_spans();
     for kind in [recycled(), crashed(), crash_loop(), too_large(), canary_ended()] {
-        metrics.event(&Event {
+        metrics.event(&FleetEvent {
             id: 1,
             at: String::new(),
             model: Some(ModelName::new("m")),
@@ -288,7 +290,7 @@ fn everything(metrics: &Metrics) -> FleetView {
             kind,
         });
     }
-    let mut view = reporting(1, None, Some(report(&[(0, Counts::default())])));
+    let mut view = reporting(1, None, Some(report(&[(0, ContextCounts::default())])));
     let mut blind = crate::admin::growth_metrics::tests::leaking();
     blind.memory.vram_unknown = Some("no driver".to_owned());
     let grown = crate::admin::growth_metrics::tests::fleet(vec![blind]);
@@ -297,8 +299,8 @@ fn everything(metrics: &Metrics) -> FleetView {
     view.host = Some(HostTotals { total: 9000, available: 4000 });
     let first = Arc::make_mut(&mut view.models[0]);
     first.reclaims = warden_supervisor::ReclaimTotals {
-        counts: vec![(warden_policies::reclaim::Outcome::Done, 1)],
-        given: warden_policies::reclaim::Given { heap: 1, ..Default::default() },
+        counts: vec![(warden_policies::reclaim::ReclaimOutcome::Done, 1)],
+        given: warden_policies::reclaim::ReclaimedBytes { heap: 1, ..Default::default() },
     };
     first.canary = Some(Box::new(running_canary()));
     view
@@ -306,7 +308,7 @@ fn everything(metrics: &Metrics) -> FleetView {
 
 #[test]
 fn what_is_exported_is_what_is_declared_with_the_same_labels() {
-    let metrics = Metrics::new();
+    let metrics = MetricsRegistry::new();
     let view = everything(&metrics);
     let key = KeyCounts {
         name: "alice".into(),
@@ -316,13 +318,18 @@ fn what_is_exported_is_what_is_declared_with_the_same_labels() {
         output_tokens: 1,
         rejected: vec![("rate", 1)],
     };
-    let contexts = [("m".to_owned(), crate::probe::facts::Context { used: 1, room: 2 })];
-    metrics.note_pool(Pool { contexts: contexts.into(), vllm: true, pickers: true, ..Pool::default() });
+    let contexts = [("m".to_owned(), crate::probe::facts::ContextUse { used: 1, room: 2 })];
+    metrics.note_pool(PoolSnapshot {
+        contexts: contexts.into(),
+        vllm: true,
+        pickers: true,
+        ..PoolSnapshot::default()
+    });
     metrics.note_state(&StateView::default());
     let text = crate::admin::families::to_plain_text(&metrics.text(
         &view,
         &budgets(),
-        &Gauges::default(),
+        &GatewayGauges::default(),
         &[key],
         None,
     ));
@@ -350,12 +357,12 @@ fn what_is_exported_is_what_is_declared_with_the_same_labels() {
 
 #[test]
 fn a_stream_counts_its_first_token_and_each_further_one() {
-    let metrics = Metrics::new();
+    let metrics = MetricsRegistry::new();
     // 7 tokens: the first after 25 ms, the other six within 15 ms.
     let first_token = Some(Duration::from_millis(25));
-    metrics.request_done(&Record { first_token, ..record() });
-    metrics.request_done(&Record { first_token, outcome: Outcome::ClientGone, ..record() });
-    metrics.request_done(&Record { first_token: None, ..record() });
+    metrics.request_done(&RequestRecord { first_token, ..record() });
+    metrics.request_done(&RequestRecord { first_token, outcome: RequestOutcome::ClientGone, ..record() });
+    metrics.request_done(&RequestRecord { first_token: None, ..record() });
     let text = scrape(&metrics, &view());
     for line in [
         "llama_warden_first_token_seconds_count{model=\"m\"} 2",
@@ -369,11 +376,11 @@ fn a_stream_counts_its_first_token_and_each_further_one() {
 
 #[test]
 fn a_share_is_a_budget_in_bytes_once_the_whole_is_known() {
-    let metrics = Metrics::new();
+    let metrics = MetricsRegistry::new();
     let half = Some(MemoryLimit::Percent(50.0));
-    let budget = crate::admin::answer::Budget { hard: half, vram_hard: half, ..Default::default() };
-    let budgets = Budgets::from([("m".to_owned(), budget)]);
-    let text = |view: &FleetView| metrics.text(view, &budgets, &Gauges::default(), &[], None);
+    let budget = crate::admin::answer::ModelBudget { hard: half, vram_hard: half, ..Default::default() };
+    let budgets = BudgetsByModel::from([("m".to_owned(), budget)]);
+    let text = |view: &FleetView| metrics.text(view, &budgets, &GatewayGauges::default(), &[], None);
     assert!(!text(&view()).contains("budget_bytes{"));
     let device = warden_supervisor::DeviceView { total: Some(800), ..Default::default() };
     let host = Some(HostTotals { total: 1000, available: 1 });

@@ -7,11 +7,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 use warden_policies::{ByteSize, MemoryLimit};
 use warden_supervisor::{BackendView, CanaryState, FleetView, ModelState, ModelView};
 
-use super::answer::Budgets;
+use super::answer::BudgetsByModel;
 use super::families::{families, labels};
 use super::metrics::{ModelLabel, whole};
 
@@ -86,7 +86,7 @@ families! {
 
 impl ModelMetrics {
     /// Sets the gauges from scratch at each scrape, so that a removed model leaves no line.
-    pub(super) fn read(&self, view: &FleetView, budgets: &Budgets) {
+    pub(super) fn read(&self, view: &FleetView, budgets: &BudgetsByModel) {
         self.clear();
         self.read_budgets(view, budgets);
         let tried = view.models.iter().filter_map(|model| model.canary.as_deref());
@@ -117,7 +117,7 @@ impl ModelMetrics {
 
     /// Sets configured budgets in bytes. `auto` is computed for each process: see
     /// `backend_forecast_limit_bytes`.
-    fn read_budgets(&self, view: &FleetView, budgets: &Budgets) {
+    fn read_budgets(&self, view: &FleetView, budgets: &BudgetsByModel) {
         let bytes = |limit: Option<MemoryLimit>, total: Option<u64>| match (limit?, total) {
             (limit, Some(total)) => limit.resolve(ByteSize(total)),
             (limit, None) => limit.bytes(),
@@ -174,7 +174,7 @@ impl ModelMetrics {
     /// While one generation replaces another, a replica has two processes; its memory is the sum of both.
     fn read_backend(&self, model: &str, backend: &BackendView) {
         let label = ReplicaLabels { model: model.to_owned(), replica: backend.replica };
-        let is_ready = backend.phase == Phase::Ready;
+        let is_ready = backend.phase == BackendPhase::Ready;
         let ready = self.ready.get_or_create(&label);
         ready.set(ready.get().max(i64::from(is_ready)));
         if let Some(slots) = backend.slots.filter(|_| is_ready) {

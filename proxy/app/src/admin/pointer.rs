@@ -22,7 +22,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::geteuid;
 use warden_supervisor::trusted_path;
 
-use super::answer::Instance;
+use super::answer::InstanceInfo;
 
 /// Largest pointer in bytes: it holds paths and an address of at most some thousand bytes each.
 const MAX_POINTER_BYTES: u64 = 64 << 10;
@@ -35,7 +35,7 @@ const ROOT: u32 = 0;
 /// A running instance, and the user who owns its pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocatedInstance {
-    pub(crate) instance: Instance,
+    pub(crate) instance: InstanceInfo,
     pub(crate) owner: u32,
 }
 
@@ -88,28 +88,28 @@ impl PointerFolder {
         }
         let mut text = Vec::new();
         (&file).take(MAX_POINTER_BYTES + 1).read_to_end(&mut text).ok()?;
-        let instance: Instance = serde_json::from_slice(&text).ok()?;
+        let instance: InstanceInfo = serde_json::from_slice(&text).ok()?;
         if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
             return Some(LocatedInstance { instance, owner });
         }
         // No process locks the pointer. Older versions did not lock it, so a listening process also proves
         // life.
         match probe_listener(&instance.admin_socket) {
-            Listener::User(user) => (user == owner).then_some(LocatedInstance { instance, owner }),
-            Listener::Busy => Some(LocatedInstance { instance, owner }),
-            Listener::Nobody => {
+            SocketListener::User(user) => (user == owner).then_some(LocatedInstance { instance, owner }),
+            SocketListener::Busy => Some(LocatedInstance { instance, owner }),
+            SocketListener::Nobody => {
                 if self.is_ours && owner == self.own {
                     remove_if_same(&self.directory, name, &file);
                 }
                 None
             }
-            Listener::Unknown => None,
+            SocketListener::Unknown => None,
         }
     }
 }
 
 /// State of a socket's path.
-enum Listener {
+enum SocketListener {
     /// A process of this user listens.
     User(u32),
     /// A process listens, but its queue is full.
@@ -121,19 +121,18 @@ enum Listener {
 }
 
 /// Connects without waiting: a socket whose queue is full would block for ever.
-fn probe_listener(path: &str) -> Listener {
+fn probe_listener(path: &str) -> SocketListener {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else {
-        return Listener::Unknown;
+        return SocketListener::Unknown;
     };
-    let Ok(address) = SocketAddrUnix::new(path) else { return Listener::Unknown };
+    let Ok(address) = SocketAddrUnix::new(path) else { return SocketListener::Unknown };
     match connect(&socket, &address) {
-        Ok(()) => {
-            socket_peercred(&socket).map_or(Listener::Unknown, |peer| Listener::User(peer.uid.as_raw()))
-        }
-        Err(Errno::AGAIN) => Listener::Busy,
-        Err(Errno::CONNREFUSED | Errno::NOENT) => Listener::Nobody,
-        Err(_) => Listener::Unknown,
+        Ok(()) => socket_peercred(&socket)
+            .map_or(SocketListener::Unknown, |peer| SocketListener::User(peer.uid.as_raw())),
+        Err(Errno::AGAIN) => SocketListener::Busy,
+        Err(Errno::CONNREFUSED | Errno::NOENT) => SocketListener::Nobody,
+        Err(_) => SocketListener::Unknown,
     }
 }
 
@@ -159,7 +158,7 @@ pub(super) struct InstancePointer {
 
 impl InstancePointer {
     /// Writes a pointer into an existing folder.
-    pub(super) fn put(folder: &Path, instance: &Instance) -> io::Result<Self> {
+    pub(super) fn put(folder: &Path, instance: &InstanceInfo) -> io::Result<Self> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
         new.write_all(&serde_json::to_vec(instance)?)?;
@@ -211,7 +210,7 @@ mod tests {
 
     fn pointer(socket: &Path) -> Vec<u8> {
         let admin_socket = socket.to_string_lossy().into_owned();
-        serde_json::to_vec(&Instance { pid: 7, admin_socket, ..Instance::default() }).unwrap()
+        serde_json::to_vec(&InstanceInfo { pid: 7, admin_socket, ..InstanceInfo::default() }).unwrap()
     }
 
     #[test]

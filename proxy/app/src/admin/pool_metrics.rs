@@ -9,14 +9,14 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
-use warden_policies::pool::agent::Line;
-use warden_policies::pool::{BalancedModel, Facts, fill, readiness};
+use warden_policies::pool::agent::AgentAnswer;
+use warden_policies::pool::{BalancedModel, InstanceFacts, fill, readiness};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
 use super::families::{families, labels};
 use super::metrics::{ModelLabel, whole};
-use crate::probe::facts::Context;
-use crate::probe::pace::Pace;
+use crate::probe::facts::ContextUse;
+use crate::probe::pace::ProbePace;
 
 /// Tokens per block, for a picker that counts blocks. llama-server has none: a small number loses little to
 /// rounding.
@@ -28,19 +28,19 @@ labels! {
 }
 
 /// A gauge of a fractional number.
-pub(crate) type Fraction = Gauge<f64, AtomicU64>;
+pub(crate) type FloatGauge = Gauge<f64, AtomicU64>;
 
 families! {
     pub(super) struct PoolMetrics () {
         waiting: Gauge = "pool_requests_waiting", "Requests that wait for a backend.";
         running: Gauge = "pool_requests_running", "Requests on a backend.";
         slots: Gauge = "pool_slots", "Slots of processes that take requests.";
-        usage: Fraction
+        usage: FloatGauge
             = "pool_kv_usage",
             "Share of the context of all slots that requests under way hold, 0 to 1, as far as it is known: tokens of prompts (counted, or a \
              quarter of their bytes) and of answers so far. No llama-server is asked. Where slots share one context (`--kv-unified`, or \
              no `--parallel`) it is counted once.";
-        of_model: Family<ModelLabel, Fraction> = "kv_usage", "The same for one model.";
+        of_model: Family<ModelLabel, FloatGauge> = "kv_usage", "The same for one model.";
         cache: Family<CacheLabels, Gauge>
             = "pool_cache_info", "1; the context of all slots in blocks of 16 tokens, as pickers count them.";
         models: Family<AdapterLabels, Gauge>
@@ -55,7 +55,7 @@ families! {
             = "probe_late_answers",
             "Those that took a millisecond or more by our own clock: from accepting the connection to looking at it, and from the last byte \
              of the question to the first of the answer. Metrics that had to be made are counted from then on.";
-        longest: Fraction = "probe_longest_answer" in Unit::Seconds, "The longest of them since the start.";
+        longest: FloatGauge = "probe_longest_answer" in Unit::Seconds, "The longest of them since the start.";
         weight: Gauge = "pool_weight", "Percent of its weight that `HAProxy` is told to give it; 0 if it is told to send nothing.";
     }
 }
@@ -64,7 +64,7 @@ families! {
     pub(super) struct VllmMetrics () {
         waiting: Gauge = "vllm:num_requests_waiting", "As `llama_warden_pool_requests_waiting`. These only with `probe.vllm`.";
         running: Gauge = "vllm:num_requests_running", "As `llama_warden_pool_requests_running`.";
-        usage: Fraction = "vllm:kv_cache_usage_perc", "As `llama_warden_pool_kv_usage`.";
+        usage: FloatGauge = "vllm:kv_cache_usage_perc", "As `llama_warden_pool_kv_usage`.";
         cache: Family<CacheLabels, Gauge>
             = "vllm:cache_config_info", "As `llama_warden_pool_cache_info`.";
         adapters: Family<AdapterLabels, Gauge>
@@ -74,11 +74,11 @@ families! {
 
 /// Source of the pool metrics.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pool {
-    pub(crate) facts: Facts,
-    pub(crate) contexts: BTreeMap<String, Context>,
+pub(crate) struct PoolSnapshot {
+    pub(crate) facts: InstanceFacts,
+    pub(crate) contexts: BTreeMap<String, ContextUse>,
     /// Answer to `agent-check` of `HAProxy`; `None`: not known.
-    pub(crate) line: Option<Line>,
+    pub(crate) line: Option<AgentAnswer>,
     /// True if the metrics with vLLM's names exist, too.
     pub(crate) vllm: bool,
     /// True if a picker reads the metrics. Only pickers need the loaded models as a label; each change of
@@ -86,31 +86,31 @@ pub(crate) struct Pool {
     pub(crate) pickers: bool,
 }
 
-impl Pool {
+impl PoolSnapshot {
     fn sum(&self, of: fn(&BalancedModel) -> u32) -> u64 {
         self.facts.models.iter().map(|model| u64::from(of(model))).sum()
     }
 
-    fn context(&self) -> Context {
-        let add = |all: Context, one: &Context| Context {
+    fn context(&self) -> ContextUse {
+        let add = |all: ContextUse, one: &ContextUse| ContextUse {
             used: all.used.saturating_add(one.used),
             room: all.room.saturating_add(one.room),
         };
-        self.contexts.values().fold(Context::default(), add)
+        self.contexts.values().fold(ContextUse::default(), add)
     }
 }
 
 /// Room of the context, and names of loaded models, as labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct There {
+pub(super) struct PoolLabels {
     cache: CacheLabels,
     models: AdapterLabels,
     /// Seconds since 1970.
     now: i64,
 }
 
-impl There {
-    pub(super) fn of(pool: &Pool, view: &FleetView, now: i64) -> Self {
+impl PoolLabels {
+    pub(super) fn of(pool: &PoolSnapshot, view: &FleetView, now: i64) -> Self {
         let blocks = pool.context().room / TOKENS_PER_BLOCK;
         // A client may use any alias.
         let all_names = |model: &Arc<ModelView>| {
@@ -147,11 +147,11 @@ impl There {
 
 impl PoolMetrics {
     /// Counters for the thread that answers probes.
-    pub(super) fn pace(&self) -> Pace {
-        Pace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
+    pub(super) fn pace(&self) -> ProbePace {
+        ProbePace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
     }
 
-    pub(super) fn read(&self, pool: &Pool, there: &There) {
+    pub(super) fn read(&self, pool: &PoolSnapshot, there: &PoolLabels) {
         there.tell(&self.cache, &self.models);
         if !pool.pickers {
             self.models.clear();
@@ -169,14 +169,14 @@ impl PoolMetrics {
         self.ready.set(i64::from(readiness(&pool.facts).is_ok()));
         self.draining.set(i64::from(pool.facts.draining));
         self.weight.set(match pool.line {
-            Some(Line::Up { weight, .. }) => i64::from(weight),
+            Some(AgentAnswer::Up { weight, .. }) => i64::from(weight),
             _ => 0,
         });
     }
 }
 
 impl VllmMetrics {
-    pub(super) fn read(&self, pool: &Pool, there: &There) {
+    pub(super) fn read(&self, pool: &PoolSnapshot, there: &PoolLabels) {
         there.tell(&self.cache, &self.adapters);
         self.waiting.set(whole(pool.sum(|model| model.waiting)));
         self.running.set(whole(pool.sum(|model| model.running)));
@@ -201,13 +201,13 @@ mod tests {
     fn a_picker_finds_its_gauges_under_our_names_and_those_of_vllm() {
         let model = BalancedModel { slots: 4, running: 3, waiting: 2, depth: 8, ..BalancedModel::default() };
         let contexts = [
-            ("a".to_owned(), Context { used: 100, room: 400 }),
-            ("b".to_owned(), Context { used: 0, room: 400 }),
+            ("a".to_owned(), ContextUse { used: 100, room: 400 }),
+            ("b".to_owned(), ContextUse { used: 0, room: 400 }),
         ];
-        let pool = Pool {
-            facts: Facts { models: vec![model, model], ..Facts::default() },
+        let pool = PoolSnapshot {
+            facts: InstanceFacts { models: vec![model, model], ..InstanceFacts::default() },
             contexts: contexts.into(),
-            line: Some(Line::Up { weight: 42, connections: None }),
+            line: Some(AgentAnswer::Up { weight: 42, connections: None }),
             vllm: true,
             pickers: true,
         };
@@ -215,14 +215,14 @@ mod tests {
         let (mut own, mut other) = (Registry::default(), Registry::default());
         ours.register(&mut own);
         theirs.register(&mut other);
-        let there = There::of(&pool, &FleetView::default(), 1_800_000_000);
+        let there = PoolLabels::of(&pool, &FleetView::default(), 1_800_000_000);
         assert_eq!((there.cache.num_gpu_blocks.as_str(), there.models.max_lora.as_str()), ("50", "0"));
         let models = AdapterLabels {
             max_lora: "3".to_owned(),
             running_lora_adapters: "a,org/a".to_owned(),
             waiting_lora_adapters: "b".to_owned(),
         };
-        let there = There { models, ..there };
+        let there = PoolLabels { models, ..there };
         ours.read(&pool, &there);
         theirs.read(&pool, &there);
         let (own, other) = (text(&own), text(&other));

@@ -13,8 +13,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_policies::GenerationId;
-use warden_sensors::Report;
-use warden_sensors::report::{Counts, Totals};
+use warden_sensors::CudaReport;
+use warden_sensors::report::{ContextCounts, ContextTotals};
 use warden_supervisor::FleetView;
 
 use super::families::{families, labels};
@@ -65,13 +65,13 @@ families! {
     }
 }
 
-/// Counts taken over so far.
+/// ContextCounts taken over so far.
 #[derive(Default)]
 struct CountedReports {
     /// Number of the last view.
     number: u64,
     /// By process, then by device and number of the context.
-    contexts: HashMap<GenerationId, HashMap<(i32, u32), Counts>>,
+    contexts: HashMap<GenerationId, HashMap<(i32, u32), ContextCounts>>,
 }
 
 impl ReportMetrics {
@@ -103,9 +103,9 @@ impl ReportMetrics {
 
     fn add_report(
         &self,
-        report: &Report,
+        report: &CudaReport,
         labels: impl Fn(i32) -> DeviceLabels,
-        known: &mut HashMap<(i32, u32), Counts>,
+        known: &mut HashMap<(i32, u32), ContextCounts>,
     ) {
         if known.len() > CONTEXTS_KEPT {
             known.retain(|key, _| {
@@ -115,7 +115,7 @@ impl ReportMetrics {
         for context in &report.contexts {
             let labels = labels(context.device);
             let (now, last) = (context.counts, known.entry((context.device, context.context)).or_default());
-            let add = |counter: &DeviceCounters, of: fn(&Counts) -> u64| {
+            let add = |counter: &DeviceCounters, of: fn(&ContextCounts) -> u64| {
                 counter.get_or_create(&labels).inc_by(of(&now).saturating_sub(of(last)));
             };
             add(&self.computes, |counts| counts.computes);
@@ -160,8 +160,8 @@ impl ReportMetrics {
 }
 
 /// Sums the reports by device. While one process replaces another, a replica has two; both are included.
-fn held(view: &FleetView) -> BTreeMap<DeviceLabels, Totals> {
-    let mut all: BTreeMap<DeviceLabels, Totals> = BTreeMap::new();
+fn held(view: &FleetView) -> BTreeMap<DeviceLabels, ContextTotals> {
+    let mut all: BTreeMap<DeviceLabels, ContextTotals> = BTreeMap::new();
     for model in view.models.iter().chain(&view.canaries) {
         for backend in &model.backends {
             for context in backend.report.iter().flat_map(|report| &report.contexts) {

@@ -9,13 +9,13 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
-use warden_gateway::{Outcome, Record};
+use warden_gateway::{RequestOutcome, RequestRecord};
 use warden_policies::units::exact;
 use warden_policies::{ModelName, QuickMap};
 
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
-use super::page::tally::Tally;
+use super::page::tally::RequestCounters;
 
 /// From the answer of a tokenizer to a generation of half an hour.
 const REQUEST_BUCKETS: [f64; 14] =
@@ -31,7 +31,7 @@ labels! {
 }
 
 /// Labels of a request: model, route, status, outcome.
-type Kind = (Option<ModelName>, &'static str, u16, &'static str);
+type LabelTuple = (Option<ModelName>, &'static str, u16, &'static str);
 
 /// Metrics of requests with the same labels.
 struct RequestSeries {
@@ -44,7 +44,7 @@ struct RequestSeries {
 }
 
 struct ModelSeries {
-    tally: Arc<Tally>,
+    tally: Arc<RequestCounters>,
     queue: Histogram,
     /// Looked up at the first request with a first token.
     first_token: OnceLock<Histogram>,
@@ -71,8 +71,8 @@ fn token_histogram() -> Histogram {
 
 families! {
     pub(super) struct RequestMetrics (
-        counted: RwLock<QuickMap<Kind, Arc<RequestSeries>>>,
-        tallies: RwLock<BTreeMap<String, Arc<Tally>>>
+        counted: RwLock<QuickMap<LabelTuple, Arc<RequestSeries>>>,
+        tallies: RwLock<BTreeMap<String, Arc<RequestCounters>>>
     ) {
         requests: Family<RequestLabels, Counter>
             = "requests",
@@ -117,7 +117,7 @@ families! {
 }
 
 impl RequestMetrics {
-    pub(super) fn done(&self, record: &Record) {
+    pub(super) fn done(&self, record: &RequestRecord) {
         let key = (record.model.clone(), record.route, record.answer_status(), record.outcome.as_str());
         let known = self.counted.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         let counted = known.unwrap_or_else(|| {
@@ -156,26 +156,26 @@ impl RequestMetrics {
     }
 
     /// The counts shown on the page, by model.
-    pub(super) fn tallies(&self) -> BTreeMap<String, Arc<Tally>> {
+    pub(super) fn tallies(&self) -> BTreeMap<String, Arc<RequestCounters>> {
         self.tallies.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Records a stream's time to first token, and the time for each further token.
-    fn tokens(&self, of_model: &ModelSeries, first: Duration, record: &Record) {
+    fn tokens(&self, of_model: &ModelSeries, first: Duration, record: &RequestRecord) {
         let label = || ModelLabel { model: model_text(record.model.as_ref()) };
         let to_first =
             of_model.first_token.get_or_init(|| self.first_token_seconds.get_or_create(&label()).clone());
         to_first.observe(first.as_secs_f64());
         // A stream that broke off says nothing about the speed.
         let behind = record.work.output_tokens.saturating_sub(1);
-        if behind > 0 && record.outcome == Outcome::Ok {
+        if behind > 0 && record.outcome == RequestOutcome::Ok {
             let each = of_model.token.get_or_init(|| self.token_seconds.get_or_create(&label()).clone());
             each.observe(record.total.saturating_sub(first).as_secs_f64() / exact(behind));
         }
     }
 
     /// Looks up the metrics of one kind of request; costs more than counting.
-    fn counted_for(&self, (model, route, status, outcome): &Kind) -> RequestSeries {
+    fn counted_for(&self, (model, route, status, outcome): &LabelTuple) -> RequestSeries {
         let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
         let label = ModelLabel { model: text.clone() };
         let labels = RouteLabels { model: text.clone(), route };

@@ -6,27 +6,27 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
-use warden_gateway::{NotCancelled, RequestState, RequestView, Told};
+use warden_gateway::{CancelError, CancelledRequest, RequestState, RequestView};
 use warden_policies::{ModelName, defaults, units};
 use warden_supervisor::{EventKind, FleetView, ModelState, ModelView};
 
-use super::answer::{Admin, Body, error, json};
+use super::answer::{AdminBody, AdminState, error, json};
 use super::query::QueryPairs;
 use crate::captures::CapturedRequest;
 
 /// Filter of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Filter {
+pub(crate) struct RequestFilter {
     /// Name or alias.
     pub(crate) model: Option<String>,
-    pub(crate) state: Option<Wanted>,
+    pub(crate) state: Option<StateFilter>,
     /// Limit of listed requests.
     pub(crate) limit: Option<usize>,
 }
 
 /// Filter by progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum StateFilter {
     InFlight,
     State(RequestState),
 }
@@ -54,7 +54,7 @@ pub(crate) struct RequestDetail {
 
 /// The answer to `POST /requests/{id}/cancel`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Cancelled {
+pub(crate) struct CancelReport {
     /// The request when it was cancelled.
     pub(crate) cancelled: RequestView,
     /// True if it had been cancelled before.
@@ -66,7 +66,7 @@ fn parse_number<T: std::str::FromStr>(name: &str, text: Option<String>) -> Resul
     text.map(read).transpose()
 }
 
-impl Filter {
+impl RequestFilter {
     /// Reads the query of a `GET`.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Filter {
     pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
         let mut given = QueryPairs::read(query)?;
         let (model, limit) = (given.take("model"), parse_number("limit", given.take("limit"))?);
-        let state = given.take("state").map(|name| Wanted::of(&name)).transpose()?;
+        let state = given.take("state").map(|name| StateFilter::of(&name)).transpose()?;
         match given.left() {
             Some(other) => Err(format!("`{other}` is none of `model`, `state`, `limit`")),
             None => Ok(Self { model, state, limit }),
@@ -83,7 +83,7 @@ impl Filter {
     }
 }
 
-impl Wanted {
+impl StateFilter {
     fn of(name: &str) -> Result<Self, String> {
         if name == "in_flight" {
             return Ok(Self::InFlight);
@@ -136,7 +136,7 @@ pub(crate) fn placed(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<R
 }
 
 /// Applies the filter. `model`: the fleet's name of the filter's model.
-fn listed(all: Vec<RequestView>, filter: &Filter, model: Option<&str>) -> RequestList {
+fn listed(all: Vec<RequestView>, filter: &RequestFilter, model: Option<&str>) -> RequestList {
     let in_flight = all.iter().filter(|one| one.is_in_flight()).count();
     let is_meant = |one: &RequestView| {
         let of_model = |name| one.model.as_ref().is_some_and(|own| own.as_str() == name);
@@ -169,13 +169,13 @@ pub(crate) fn short(ms: Option<f64>, tokens: u64) -> String {
     }
 }
 
-impl Admin {
+impl AdminState {
     /// Lists the matching requests.
     ///
     /// # Errors
     ///
     /// The model is unknown.
-    pub(crate) fn list_requests(&self, filter: &Filter) -> Result<RequestList, String> {
+    pub(crate) fn list_requests(&self, filter: &RequestFilter) -> Result<RequestList, String> {
         let resolved = filter.model.as_deref().map(|name| self.fleet.resolve(Some(name))).transpose();
         let model = resolved.map_err(|unknown| unknown.to_string())?;
         let all = placed(self.requests.list(), &self.fleet.view());
@@ -190,10 +190,10 @@ impl Admin {
         (!requests.is_empty() || recorded.is_some()).then_some(RequestDetail { requests, recorded })
     }
 
-    pub(super) fn request_answer(&self, id: &str) -> Response<Body> {
+    pub(super) fn request_answer(&self, id: &str) -> Response<AdminBody> {
         match self.find_request(id) {
             Some(one) => json(StatusCode::OK, &one),
-            None => error(StatusCode::NOT_FOUND, &NotCancelled::Unknown { id: id.to_owned() }.to_string()),
+            None => error(StatusCode::NOT_FOUND, &CancelError::Unknown { id: id.to_owned() }.to_string()),
         }
     }
 
@@ -201,9 +201,9 @@ impl Admin {
     ///
     /// # Errors
     ///
-    /// See [`NotCancelled`].
-    pub(crate) fn cancel_request(&self, id: &str, number: Option<u64>) -> Result<Cancelled, NotCancelled> {
-        let Told { request, again } = self.requests.cancel(id, number)?;
+    /// See [`CancelError`].
+    pub(crate) fn cancel_request(&self, id: &str, number: Option<u64>) -> Result<CancelReport, CancelError> {
+        let CancelledRequest { request, again } = self.requests.cancel(id, number)?;
         let placed = placed(vec![request.clone()], &self.fleet.view());
         let cancelled = placed.into_iter().next().unwrap_or(request);
         if !again {
@@ -214,10 +214,10 @@ impl Admin {
             };
             self.fleet.log_request_action(cancelled.model.as_ref(), cancelled.generation, kind);
         }
-        Ok(Cancelled { cancelled, again })
+        Ok(CancelReport { cancelled, again })
     }
 
-    pub(super) fn requests_answer(&self, filter: Result<Filter, String>) -> Response<Body> {
+    pub(super) fn requests_answer(&self, filter: Result<RequestFilter, String>) -> Response<AdminBody> {
         let filter = match filter {
             Ok(filter) => filter,
             Err(words) => return error(StatusCode::BAD_REQUEST, &words),
@@ -228,7 +228,7 @@ impl Admin {
         }
     }
 
-    pub(super) fn cancel_answer(&self, id: &str, number: Result<Option<u64>, String>) -> Response<Body> {
+    pub(super) fn cancel_answer(&self, id: &str, number: Result<Option<u64>, String>) -> Response<AdminBody> {
         let number = match number {
             Ok(number) => number,
             Err(words) => return error(StatusCode::BAD_REQUEST, &words),
@@ -237,8 +237,8 @@ impl Admin {
             Ok(told) => json(StatusCode::OK, &told),
             Err(why) => {
                 let status = match why {
-                    NotCancelled::Unknown { .. } => StatusCode::NOT_FOUND,
-                    NotCancelled::Ended { .. } | NotCancelled::Several { .. } => StatusCode::CONFLICT,
+                    CancelError::Unknown { .. } => StatusCode::NOT_FOUND,
+                    CancelError::Ended { .. } | CancelError::Several { .. } => StatusCode::CONFLICT,
                 };
                 error(status, &why.to_string())
             }

@@ -38,15 +38,15 @@ pub(crate) fn request(id: &str, state: RequestState) -> RequestView {
 
 #[test]
 fn a_query_is_read_and_what_means_nothing_is_told() {
-    let read = |query: &str| Filter::of(Some(query));
-    assert_eq!(Filter::of(None), Ok(Filter::default()));
-    let all = Filter {
+    let read = |query: &str| RequestFilter::of(Some(query));
+    assert_eq!(RequestFilter::of(None), Ok(RequestFilter::default()));
+    let all = RequestFilter {
         model: Some("org/a b".into()),
-        state: Some(Wanted::State(RequestState::Prefill)),
+        state: Some(StateFilter::State(RequestState::Prefill)),
         limit: Some(5),
     };
     assert_eq!(read("model=org%2Fa+b&state=prefill&limit=5"), Ok(all));
-    assert_eq!(read("state=in_flight").map(|filter| filter.state), Ok(Some(Wanted::InFlight)));
+    assert_eq!(read("state=in_flight").map(|filter| filter.state), Ok(Some(StateFilter::InFlight)));
     let wrong = ["state=busy", "limit=many", "limit=-1", "modell=m"].map(|query| read(query).unwrap_err());
     insta::assert_snapshot!(wrong.join("\n"));
     assert_eq!((number_of(None), number_of(Some("number=7"))), (Ok(None), Ok(Some(7))));
@@ -65,7 +65,7 @@ fn what_is_asked_for_is_shown_and_how_much_is_left_out() {
         ]
     };
     let ids = |list: &RequestList| list.requests.iter().map(|one| one.id.clone()).collect::<String>();
-    let ask = |query: &str, model| listed(all(), &Filter::of(Some(query)).unwrap(), model);
+    let ask = |query: &str, model| listed(all(), &RequestFilter::of(Some(query)).unwrap(), model);
     let list = ask("", None);
     assert_eq!((ids(&list).as_str(), list.in_flight, list.left_out), ("abcd", 3, 0));
     assert_eq!(ids(&ask("", Some("m"))), "abd");

@@ -6,12 +6,12 @@ use std::time::Duration;
 use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
 
-use super::canary::Wish;
+use super::canary::CanaryRequest;
 use super::query::QueryPairs;
-use super::requests::{self, Filter};
+use super::requests::{self, RequestFilter};
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Route {
+pub(crate) enum AdminRoute {
     /// `GET /status`
     Status,
     /// `GET /metrics`
@@ -45,9 +45,9 @@ pub(crate) enum Route {
     /// `POST /models/{name}/pin` and `/unpin`: whether the model is kept loaded.
     Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
-    Canary(String, Order<Wish>),
+    Canary(String, TaskRequest<CanaryRequest>),
     /// `GET /requests`
-    Requests(Result<Filter, String>),
+    Requests(Result<RequestFilter, String>),
     /// `GET /requests/{id}`
     Request(String),
     /// `POST /requests/{id}/cancel`
@@ -64,7 +64,7 @@ pub(crate) enum Route {
 
 /// A request about a background task of a model, such as a canary.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Order<T> {
+pub(crate) enum TaskRequest<T> {
     /// `POST`
     Start(Result<T, String>),
     /// `GET`
@@ -73,21 +73,21 @@ pub(crate) enum Order<T> {
     Stop,
 }
 
-impl<T> Order<T> {
+impl<T> TaskRequest<T> {
     /// Maps a method; `wish` reads the settings of a task to start.
-    fn of(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, Mismatch> {
+    fn of(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, RouteError> {
         match *method {
             Method::POST => Ok(Self::Start(wish())),
             Method::DELETE => Ok(Self::Stop),
             Method::GET => Ok(Self::Show),
-            _ => Err(Mismatch::Method("GET, POST or DELETE")),
+            _ => Err(RouteError::Method("GET, POST or DELETE")),
         }
     }
 }
 
 /// Why no route matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mismatch {
+pub(crate) enum RouteError {
     NotFound,
     /// The route exists for another method, which is given.
     Method(&'static str),
@@ -103,7 +103,7 @@ const RELEASE_PREFIX: &str = "/quarantine/release/";
 const REQUEST_PREFIX: &str = "/requests/";
 
 /// The routes, listed in the answer to an unknown one.
-pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
+pub(crate) const ROUTE_LIST: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
                                  GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /drain[?undo=1], POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  POST /models/NAME/pin, POST /models/NAME/unpin, \
@@ -112,52 +112,55 @@ pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=
                                  POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
 /// Parses a request. A model's name may contain slashes, plain or percent-encoded.
-pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
+pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<AdminRoute, RouteError> {
     let switches = QueryPairs::of(query);
     let asks = |name: &str| switches.asks(name);
     let (follow, reveal) = (asks("follow"), asks("reveal"));
     let (route, wanted) = match path {
-        "/status" => (Route::Status, "GET"),
-        "/metrics" => (Route::Metrics, "GET"),
-        "/events" => (Route::Events { follow }, "GET"),
-        "/series" => (Route::Series(query.map(str::to_owned)), "GET"),
-        "/quarantine/release" | "/quarantine/release/" => (Route::Release(None), "POST"),
-        UPGRADE_PATH => (Route::Upgrade(upgrade(query)), "POST"),
-        "/drain" => (Route::Leave { undo: asks("undo") }, "POST"),
-        "/requests" => (Route::Requests(Filter::of(query)), "GET"),
+        "/status" => (AdminRoute::Status, "GET"),
+        "/metrics" => (AdminRoute::Metrics, "GET"),
+        "/events" => (AdminRoute::Events { follow }, "GET"),
+        "/series" => (AdminRoute::Series(query.map(str::to_owned)), "GET"),
+        "/quarantine/release" | "/quarantine/release/" => (AdminRoute::Release(None), "POST"),
+        UPGRADE_PATH => (AdminRoute::Upgrade(upgrade(query)), "POST"),
+        "/drain" => (AdminRoute::Leave { undo: asks("undo") }, "POST"),
+        "/requests" => (AdminRoute::Requests(RequestFilter::of(query)), "GET"),
         _ if path.starts_with(REQUEST_PREFIX) => {
             let rest = &path[REQUEST_PREFIX.len()..];
             let (id, cancels) = rest.strip_suffix("/cancel").map_or((rest, false), |id| (id, true));
-            let id = percent_decoded(id).filter(|id| !id.is_empty()).ok_or(Mismatch::NotFound)?;
+            let id = percent_decoded(id).filter(|id| !id.is_empty()).ok_or(RouteError::NotFound)?;
             if cancels {
-                (Route::CancelRequest { id, number: requests::number_of(query) }, "POST")
+                (AdminRoute::CancelRequest { id, number: requests::number_of(query) }, "POST")
             } else {
-                (Route::Request(id), "GET")
+                (AdminRoute::Request(id), "GET")
             }
         }
         _ if path.starts_with(RELEASE_PREFIX) => {
-            let which = percent_decoded(&path[RELEASE_PREFIX.len()..]).ok_or(Mismatch::NotFound)?;
-            (Route::Release(Some(which)), "POST")
+            let which = percent_decoded(&path[RELEASE_PREFIX.len()..]).ok_or(RouteError::NotFound)?;
+            (AdminRoute::Release(Some(which)), "POST")
         }
         _ => {
-            let rest = path.strip_prefix("/models/").ok_or(Mismatch::NotFound)?;
-            let (name, verb) = rest.rsplit_once('/').ok_or(Mismatch::NotFound)?;
-            let model = percent_decoded(name).filter(|name| !name.is_empty()).ok_or(Mismatch::NotFound)?;
+            let rest = path.strip_prefix("/models/").ok_or(RouteError::NotFound)?;
+            let (name, verb) = rest.rsplit_once('/').ok_or(RouteError::NotFound)?;
+            let model = percent_decoded(name).filter(|name| !name.is_empty()).ok_or(RouteError::NotFound)?;
             match verb {
-                "logs" => (Route::Logs { model, follow, reveal }, "GET"),
-                "restart" => (Route::Restart(model), "POST"),
-                "drain" => (Route::Drain(model), "POST"),
-                "reclaim" => (Route::Reclaim(model), "POST"),
-                "pin" => (Route::Pin(model, true), "POST"),
-                "unpin" => (Route::Pin(model, false), "POST"),
+                "logs" => (AdminRoute::Logs { model, follow, reveal }, "GET"),
+                "restart" => (AdminRoute::Restart(model), "POST"),
+                "drain" => (AdminRoute::Drain(model), "POST"),
+                "reclaim" => (AdminRoute::Reclaim(model), "POST"),
+                "pin" => (AdminRoute::Pin(model, true), "POST"),
+                "unpin" => (AdminRoute::Pin(model, false), "POST"),
                 "canary" => {
-                    return Ok(Route::Canary(model, Order::of(method, || Wish::of(query))?));
+                    return Ok(AdminRoute::Canary(
+                        model,
+                        TaskRequest::of(method, || CanaryRequest::of(query))?,
+                    ));
                 }
-                _ => return Err(Mismatch::NotFound),
+                _ => return Err(RouteError::NotFound),
             }
         }
     };
-    if method.as_str() == wanted { Ok(route) } else { Err(Mismatch::Method(wanted)) }
+    if method.as_str() == wanted { Ok(route) } else { Err(RouteError::Method(wanted)) }
 }
 
 /// Reads the program's path and the time limit.
@@ -196,54 +199,54 @@ pub(crate) fn foreign_host(headers: &HeaderMap) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn get(path: &str) -> Result<Route, Mismatch> {
+    fn get(path: &str) -> Result<AdminRoute, RouteError> {
         let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
         route(&Method::GET, path, query)
     }
 
     #[test]
     fn routes_are_read_and_names_may_hold_anything() {
-        assert_eq!(get("/status"), Ok(Route::Status));
-        assert_eq!(get("/events?follow=1"), Ok(Route::Events { follow: true }));
+        assert_eq!(get("/status"), Ok(AdminRoute::Status));
+        assert_eq!(get("/events?follow=1"), Ok(AdminRoute::Events { follow: true }));
         assert_eq!(
             get("/models/org/a%20b/logs"),
-            Ok(Route::Logs { model: "org/a b".into(), follow: false, reveal: false })
+            Ok(AdminRoute::Logs { model: "org/a b".into(), follow: false, reveal: false })
         );
         assert_eq!(
             get("/models/org%2Fa/logs?x=1&follow&reveal=1"),
-            Ok(Route::Logs { model: "org/a".into(), follow: true, reveal: true })
+            Ok(AdminRoute::Logs { model: "org/a".into(), follow: true, reveal: true })
         );
         assert_eq!(
             route(&Method::POST, "/quarantine/release/org%2Fa", None),
-            Ok(Route::Release(Some("org/a".into())))
+            Ok(AdminRoute::Release(Some("org/a".into())))
         );
         assert_eq!(
             route(&Method::POST, "/models/org%2Fa/unpin", None),
-            Ok(Route::Pin("org/a".into(), false))
+            Ok(AdminRoute::Pin("org/a".into(), false))
         );
-        assert_eq!(get("/models/a/pin"), Err(Mismatch::Method("POST")));
+        assert_eq!(get("/models/a/pin"), Err(RouteError::Method("POST")));
         let canary = |method: &Method| route(method, "/models/org%2Fa/canary", Some("build=x"));
-        assert_eq!(canary(&Method::GET), Ok(Route::Canary("org/a".into(), Order::Show)));
-        assert_eq!(canary(&Method::DELETE), Ok(Route::Canary("org/a".into(), Order::Stop)));
-        let start = Order::Start(Wish::of(Some("build=x")));
-        assert_eq!(canary(&Method::POST), Ok(Route::Canary("org/a".into(), start)));
-        assert_eq!(canary(&Method::PUT), Err(Mismatch::Method("GET, POST or DELETE")));
-        assert_eq!(route(&Method::POST, "/quarantine/release", None), Ok(Route::Release(None)));
-        assert_eq!(get("/requests"), Ok(Route::Requests(Ok(Filter::default()))));
+        assert_eq!(canary(&Method::GET), Ok(AdminRoute::Canary("org/a".into(), TaskRequest::Show)));
+        assert_eq!(canary(&Method::DELETE), Ok(AdminRoute::Canary("org/a".into(), TaskRequest::Stop)));
+        let start = TaskRequest::Start(CanaryRequest::of(Some("build=x")));
+        assert_eq!(canary(&Method::POST), Ok(AdminRoute::Canary("org/a".into(), start)));
+        assert_eq!(canary(&Method::PUT), Err(RouteError::Method("GET, POST or DELETE")));
+        assert_eq!(route(&Method::POST, "/quarantine/release", None), Ok(AdminRoute::Release(None)));
+        assert_eq!(get("/requests"), Ok(AdminRoute::Requests(Ok(RequestFilter::default()))));
         let cancel = route(&Method::POST, "/requests/a%2Fb/c/cancel", Some("number=5"));
-        assert_eq!(cancel, Ok(Route::CancelRequest { id: "a/b/c".into(), number: Ok(Some(5)) }));
-        assert_eq!(get("/requests/a/cancel"), Err(Mismatch::Method("POST")));
-        assert_eq!(get("/requests/a%2Fb"), Ok(Route::Request("a/b".into())));
+        assert_eq!(cancel, Ok(AdminRoute::CancelRequest { id: "a/b/c".into(), number: Ok(Some(5)) }));
+        assert_eq!(get("/requests/a/cancel"), Err(RouteError::Method("POST")));
+        assert_eq!(get("/requests/a%2Fb"), Ok(AdminRoute::Request("a/b".into())));
         assert_eq!(
             route(&Method::POST, "/models/restart/restart", None),
-            Ok(Route::Restart("restart".into()))
+            Ok(AdminRoute::Restart("restart".into()))
         );
     }
 
     #[test]
     fn what_is_no_route_says_so_and_a_wrong_method_names_the_right_one() {
-        assert_eq!(get("/models/a/restart"), Err(Mismatch::Method("POST")));
-        assert_eq!(route(&Method::POST, "/status", None), Err(Mismatch::Method("GET")));
+        assert_eq!(get("/models/a/restart"), Err(RouteError::Method("POST")));
+        assert_eq!(route(&Method::POST, "/status", None), Err(RouteError::Method("GET")));
         for path in [
             "/",
             "/models",
@@ -254,7 +257,7 @@ mod tests {
             "/v1/models",
             "/requests//cancel",
         ] {
-            assert_eq!(get(path), Err(Mismatch::NotFound), "{path}");
+            assert_eq!(get(path), Err(RouteError::NotFound), "{path}");
         }
     }
 

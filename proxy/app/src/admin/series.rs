@@ -2,13 +2,13 @@
 
 use http::{Response, StatusCode};
 
-use super::answer::{Admin, Body, error, json};
-use crate::series::answer::{Nothing, list, of_model};
-use crate::series::ask::Ask;
+use super::answer::{AdminBody, AdminState, error, json};
+use crate::series::answer::{NoSeriesError, list, of_model};
+use crate::series::ask::SeriesQuery;
 
-impl Admin {
-    pub(super) async fn series(&self, query: Option<&str>) -> Response<Body> {
-        let ask = match Ask::of(query, self.series.policy()) {
+impl AdminState {
+    pub(super) async fn series(&self, query: Option<&str>) -> Response<AdminBody> {
+        let ask = match SeriesQuery::of(query, self.series.policy()) {
             Ok(ask) => ask,
             Err(wrong) => return error(StatusCode::BAD_REQUEST, &wrong),
         };
@@ -22,7 +22,7 @@ impl Admin {
         let own = self.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
         match of_model(&self.series, &self.fleet.view(), &own, &ask).await {
             Ok(data) => json(StatusCode::OK, &data),
-            Err(unknown @ Nothing::Unknown(_)) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+            Err(unknown @ NoSeriesError::Unknown(_)) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
             Err(failed) => error(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
         }
     }

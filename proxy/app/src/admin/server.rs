@@ -22,11 +22,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::{PrivateDir, instance, restore_directory};
 
-use super::answer::{Admin, error};
+use super::answer::{AdminState, error};
 use super::page;
 use super::query::QueryPairs;
 use super::route::{UPGRADE_PATH, foreign_host, has_browsers_marks};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::sync::lock;
 
 /// Limit of connections that wait to be accepted, as in std.
@@ -36,20 +36,20 @@ const ACCEPT_BACKLOG: u32 = 128;
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A copy of the Unix socket, once it was made again.
-pub(crate) type Remade = Arc<Mutex<Option<OwnedFd>>>;
+pub(crate) type RestoredSocket = Arc<Mutex<Option<OwnedFd>>>;
 
-pub(crate) struct Listeners {
+pub(crate) struct AdminListeners {
     path: PathBuf,
     /// Device and inode of the socket's file; `None` if the service manager made the socket.
     file: Option<(u64, u64)>,
     pause: Duration,
     unix: UnixListener,
     /// A copy of a socket made again, for the successor.
-    remade: Remade,
+    remade: RestoredSocket,
     tcp: Option<TcpListener>,
     /// Cancelled when the successor has the sockets: the file stays.
     stays: CancellationToken,
-    asking: Asking,
+    asking: PulseSender,
     asked: UnboundedReceiver<oneshot::Sender<()>>,
 }
 
@@ -59,18 +59,18 @@ pub(crate) fn inherit(
     tcp: Option<OwnedFd>,
     given: bool,
     pause: Duration,
-) -> io::Result<Listeners> {
+) -> io::Result<AdminListeners> {
     let unix = UnixListener::from_std(unix.into())?;
     let tcp = tcp.map(|tcp| TcpListener::from_std(tcp.into())).transpose()?;
     let path = unix.local_addr()?.as_pathname().map(Path::to_owned).ok_or(io::ErrorKind::NotFound)?;
     let facts = std::fs::symlink_metadata(&path)?;
     let file = (!given).then_some((facts.dev(), facts.ino()));
-    Ok(Listeners::new(path, file, unix, tcp, pause))
+    Ok(AdminListeners::new(path, file, unix, tcp, pause))
 }
 
 /// Sockets that already listen.
 #[derive(Debug, Default)]
-pub(crate) struct Given {
+pub(crate) struct GivenSockets {
     /// The socket, and the path that programs connect to.
     pub(crate) unix: Option<(std::os::unix::net::UnixListener, PathBuf)>,
     pub(crate) tcp: Option<std::net::TcpListener>,
@@ -78,9 +78,9 @@ pub(crate) struct Given {
 
 /// Asks a loop to prove that it is responsive.
 #[derive(Clone, Debug)]
-pub(crate) struct Asking(UnboundedSender<oneshot::Sender<()>>);
+pub(crate) struct PulseSender(UnboundedSender<oneshot::Sender<()>>);
 
-impl Asking {
+impl PulseSender {
     /// Also returns the receiver for the loop.
     pub(crate) fn new() -> (Self, UnboundedReceiver<oneshot::Sender<()>>) {
         let (asking, asked) = unbounded_channel();
@@ -100,11 +100,13 @@ impl Asking {
 pub(crate) async fn bind(
     socket: &Path,
     address: Option<SocketAddr>,
-    given: Given,
+    given: GivenSockets,
     pause: Duration,
-) -> Result<Listeners, Failure> {
+) -> Result<AdminListeners, CommandError> {
     let unusable = |problem: io::Error| {
-        Failure::failed(format!("cannot use the socket for the admin routes that was handed over: {problem}"))
+        CommandError::failed(format!(
+            "cannot use the socket for the admin routes that was handed over: {problem}"
+        ))
     };
     let (unix, path, file) = if let Some((unix, path)) = given.unix {
         unix.set_nonblocking(true).map_err(unusable)?;
@@ -120,34 +122,34 @@ pub(crate) async fn bind(
         }
         (None, None) => None,
         (None, Some(address)) => Some(TcpListener::bind(address).await.map_err(|problem| {
-            Failure::hinted(
+            CommandError::hinted(
                 format!("cannot listen on {address} for the admin routes: {problem}"),
                 "choose another `admin.address`",
             )
         })?),
     };
-    Ok(Listeners::new(path, file, unix, tcp, pause))
+    Ok(AdminListeners::new(path, file, unix, tcp, pause))
 }
 
 /// The listener, with device and inode of its file.
-async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure> {
+async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), CommandError> {
     let shown = socket.display();
     let cannot = |problem: &io::Error| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("cannot make the admin socket {shown}: {problem}"),
             "choose another `admin.socket`",
         )
     };
     if let Ok(facts) = std::fs::symlink_metadata(socket) {
         if !facts.file_type().is_socket() {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("cannot make the admin socket {shown}: there is something else of that name"),
                 "choose another `admin.socket`",
             ));
         }
         match tokio::net::UnixStream::connect(socket).await {
             Ok(_) => {
-                return Err(Failure::hinted(
+                return Err(CommandError::hinted(
                     format!("another llama-warden is already running on the admin socket {shown}"),
                     "stop it, or choose another `admin.socket`",
                 ));
@@ -177,7 +179,7 @@ fn bind_private(socket: &Path) -> io::Result<UnixListener> {
     made.listen(ACCEPT_BACKLOG)
 }
 
-impl Listeners {
+impl AdminListeners {
     fn new(
         path: PathBuf,
         file: Option<(u64, u64)>,
@@ -185,8 +187,8 @@ impl Listeners {
         tcp: Option<TcpListener>,
         pause: Duration,
     ) -> Self {
-        let (asking, asked) = Asking::new();
-        let (stays, remade) = (CancellationToken::new(), Remade::default());
+        let (asking, asked) = PulseSender::new();
+        let (stays, remade) = (CancellationToken::new(), RestoredSocket::default());
         Self { path, file, pause, unix, remade, tcp, stays, asking, asked }
     }
 
@@ -212,7 +214,7 @@ impl Listeners {
     }
 
     /// Holds a copy of the Unix socket once it is made again.
-    pub(crate) fn remade(&self) -> Remade {
+    pub(crate) fn remade(&self) -> RestoredSocket {
         self.remade.clone()
     }
 
@@ -248,12 +250,12 @@ impl Listeners {
     }
 
     /// Asks the admin loop whether it is responsive.
-    pub(crate) fn asking(&self) -> Asking {
+    pub(crate) fn asking(&self) -> PulseSender {
         self.asking.clone()
     }
 
     /// Serves until `admin.stop`; ends after the last answer.
-    pub(crate) async fn serve(mut self, admin: Admin) {
+    pub(crate) async fn serve(mut self, admin: AdminState) {
         // Clients check which process listens. The service manager or our predecessor made the socket;
         // listening again makes it ours.
         if let Err(problem) = rustix::net::listen(&self.unix, ACCEPT_BACKLOG.cast_signed()) {
@@ -338,7 +340,7 @@ fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
 }
 
 /// Serves one connection. `peer`: the client's address, if it came over TCP.
-async fn connection<S>(stream: S, admin: Admin, peer: Option<IpAddr>)
+async fn connection<S>(stream: S, admin: AdminState, peer: Option<IpAddr>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -391,9 +393,9 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::answer::Status;
+    use crate::admin::answer::AdminStatus;
     use crate::admin::answer::tests::{admin, config};
-    use crate::admin::client::Client;
+    use crate::admin::client::AdminClient;
 
     const PAUSE: Duration = Duration::from_millis(1);
 
@@ -402,9 +404,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        let living = bind(&socket, None, Given::default(), PAUSE).await.unwrap();
+        let living = bind(&socket, None, GivenSockets::default(), PAUSE).await.unwrap();
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-        let Err(failure) = bind(&socket, None, Given::default(), PAUSE).await else { panic!("bound twice") };
+        let Err(failure) = bind(&socket, None, GivenSockets::default(), PAUSE).await else {
+            panic!("bound twice")
+        };
         assert!(failure.to_string().contains("already running"), "{failure}");
         drop(living);
     }
@@ -424,12 +428,14 @@ mod tests {
         let socket = dir.path().join("admin.sock");
         let (stop, fleet) = (admin.stop.clone(), admin.fleet.clone());
         let serving = TaskTracker::new()
-            .spawn(bind(&socket, None, Given::default(), PAUSE).await.unwrap().serve(admin));
-        let client = Client::new(socket.clone());
-        let status: Status = client.json(reqwest::Method::GET, &["status"]).await.unwrap();
+            .spawn(bind(&socket, None, GivenSockets::default(), PAUSE).await.unwrap().serve(admin));
+        let client = AdminClient::new(socket.clone());
+        let status: AdminStatus = client.json(reqwest::Method::GET, &["status"]).await.unwrap();
         assert_eq!(status.instance.pid, 1);
-        let failure =
-            client.json::<Status>(reqwest::Method::POST, &["models", "no/body", "drain"]).await.unwrap_err();
+        let failure = client
+            .json::<AdminStatus>(reqwest::Method::POST, &["models", "no/body", "drain"])
+            .await
+            .unwrap_err();
         assert!(failure.to_string().contains("there is no model `no/body`"), "{failure}");
         fleet.apply(config(dir.path())).await.unwrap();
         let mut seen = Vec::new();
@@ -450,7 +456,7 @@ mod tests {
         let (stop, _guard) = (admin.stop.clone(), admin.stop.clone().drop_guard());
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let listeners =
-            bind(&dir.path().join("a.sock"), Some(address), Given::default(), PAUSE).await.unwrap();
+            bind(&dir.path().join("a.sock"), Some(address), GivenSockets::default(), PAUSE).await.unwrap();
         let url = format!("http://{}/status", listeners.address().unwrap());
         let serving = TaskTracker::new().spawn(listeners.serve(admin));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();

@@ -7,10 +7,10 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use warden_builder::{
-    ArchWish, BackendWish, BuildId, Builder, Built, Dirs, Environment, Needs, NoSuccessor, Reporter, Request,
-    Source, Store, sdist,
+    ArchChoice, BackendChoice, BuildEnvironment, BuildId, BuildRequest, BuildSource, BuildStore, Builder,
+    BuilderDirs, EventReporter, MachineNeeds, StoredBuild, SuccessorObstacle, sdist,
 };
-use warden_patches::{Catalogue, Selection};
+use warden_patches::{SetCatalogue, SetSelection};
 use warden_policies::defaults::Build;
 
 pub(crate) mod flags;
@@ -21,10 +21,10 @@ pub(crate) use git::GitArgs;
 
 use super::builds::make_default;
 use super::{ConfigArgs, block_on, progress};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
@@ -62,31 +62,31 @@ pub(crate) struct BuildArgs {
     config: ConfigArgs,
 }
 
-pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Result<Dirs, Failure> {
+pub(crate) fn dirs(loaded: &LoadedConfig, machine: &HostMachine) -> Result<BuilderDirs, CommandError> {
     let paths = loaded.dirs(machine)?;
-    Ok(Dirs { cache: paths.cache, data: paths.data })
+    Ok(BuilderDirs { cache: paths.cache, data: paths.data })
 }
 
 /// Loads the curated patch sets and those of the configuration.
-pub(crate) fn sets(loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
+pub(crate) fn sets(loaded: &LoadedConfig, machine: &HostMachine) -> Result<SetCatalogue, CommandError> {
     Ok(loaded.patch_sets(machine)?)
 }
 
 /// The source archive that the defaults pin.
-pub(crate) fn pin(build: &Build) -> sdist::Pin {
-    sdist::Pin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
+pub(crate) fn pin(build: &Build) -> sdist::SdistPin {
+    sdist::SdistPin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
 }
 
 /// Creates a build request with the limits of the configuration.
-pub(crate) fn request(source: Source, patches: Selection, build: &Build) -> Request {
-    Request {
+pub(crate) fn request(source: BuildSource, patches: SetSelection, build: &Build) -> BuildRequest {
+    BuildRequest {
         source,
-        backend: BackendWish::Auto,
-        arch: ArchWish::default(),
+        backend: BackendChoice::Auto,
+        arch: ArchChoice::default(),
         patches,
         options: Vec::new(),
         jobs: None,
-        needs: Needs {
+        needs: MachineNeeds {
             disk: build.min_disk.0,
             memory: build.min_memory.0,
             memory_per_job: build.memory_per_job.0,
@@ -97,23 +97,23 @@ pub(crate) fn request(source: Source, patches: Selection, build: &Build) -> Requ
     }
 }
 
-pub(crate) fn run(args: BuildArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: BuildArgs) -> Result<(), CommandError> {
     block_on(build(args))?
 }
 
 /// Selects the patch sets of the flags, with the proofs recorded for the configured sets.
 pub(crate) fn selection(
     patches: &PatchArgs,
-    loaded: &Loaded,
-    machine: &Machine,
-) -> Result<Selection, Failure> {
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+) -> Result<SetSelection, CommandError> {
     let mut patches = patches.selection(sets(loaded, machine)?)?;
     patches.proofs = proofs::known(loaded, machine)?;
     Ok(patches)
 }
 
-async fn build(args: BuildArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+async fn build(args: BuildArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let patches = selection(&args.patches, &loaded, &machine)?;
     let numbers = &loaded.settings.build;
@@ -123,7 +123,7 @@ async fn build(args: BuildArgs) -> Result<(), Failure> {
         } else {
             builder.git(&args.git.request(numbers, false)?).await?
         };
-        let request = Request {
+        let request = BuildRequest {
             backend: args.target.backend,
             arch: args.target.arch.arch.clone(),
             options: args.options.clone(),
@@ -145,14 +145,14 @@ async fn build(args: BuildArgs) -> Result<(), Failure> {
 
 /// Runs `work` with a builder of this configuration. Shows the builder's events; a signal cancels the work.
 pub(crate) async fn with_builder<T>(
-    loaded: &Loaded,
-    machine: &Machine,
-    work: impl AsyncFnOnce(Builder) -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    let (reporter, events) = Reporter::channel();
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+    work: impl AsyncFnOnce(Builder) -> Result<T, CommandError>,
+) -> Result<T, CommandError> {
+    let (reporter, events) = EventReporter::channel();
     let builder = Builder {
         dirs: dirs(loaded, machine)?,
-        env: Environment::from_process(),
+        env: BuildEnvironment::from_process(),
         memory: || warden_sensors::host_totals().ok().map(|totals| totals.available),
         reporter,
         cancel: cancel_on_signal()?,
@@ -167,18 +167,18 @@ pub(crate) async fn source(
     builder: &Builder,
     path: Option<&Path>,
     numbers: &Build,
-) -> Result<Source, Failure> {
+) -> Result<BuildSource, CommandError> {
     Ok(match path {
-        Some(path) => Source::at(path)?,
-        None => Source::at(&builder.sdist(&pin(numbers)).await?)?,
+        Some(path) => BuildSource::at(path)?,
+        None => BuildSource::at(&builder.sdist(&pin(numbers)).await?)?,
     })
 }
 
-fn print_plan(plan: &warden_builder::Plan, json: bool) -> Result<(), Failure> {
+fn print_plan(plan: &warden_builder::BuildPlan, json: bool) -> Result<(), CommandError> {
     if json { out::json(plan) } else { out::line(&plan.to_string()) }
 }
 
-fn print_built(built: &Built, store: &Store, json: bool) -> Result<(), Failure> {
+fn print_built(built: &StoredBuild, store: &BuildStore, json: bool) -> Result<(), CommandError> {
     let in_use = store.in_use()?.map(|build| build.id);
     if json {
         return out::json(&serde_json::json!({
@@ -199,7 +199,7 @@ fn print_built(built: &Built, store: &Store, json: bool) -> Result<(), Failure> 
 }
 
 /// Says which build is now the default one, after a build was made.
-fn runs(built: &BuildId, in_use: Option<&BuildId>, why: Option<NoSuccessor>) -> String {
+fn runs(built: &BuildId, in_use: Option<&BuildId>, why: Option<SuccessorObstacle>) -> String {
     match in_use {
         Some(other) if other != built => {
             let why = why.map_or_else(|| "that one was chosen".to_owned(), |why| why.to_string());
@@ -214,10 +214,11 @@ fn runs(built: &BuildId, in_use: Option<&BuildId>, why: Option<NoSuccessor>) -> 
 
 /// Returns a token that the first SIGINT, SIGTERM or SIGHUP cancels. All running work then ends and cleans
 /// up.
-fn cancel_on_signal() -> Result<CancellationToken, Failure> {
+fn cancel_on_signal() -> Result<CancellationToken, CommandError> {
     let cancel = CancellationToken::new();
-    let listen =
-        |kind| signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")));
+    let listen = |kind| {
+        signal(kind).map_err(|error| CommandError::failed(format!("cannot listen for signals: {error}")))
+    };
     let (mut int, mut term) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     let mut hup = listen(SignalKind::hangup())?;
     let token = cancel.clone();
@@ -242,8 +243,10 @@ mod tests {
     fn the_last_line_says_which_build_models_run() {
         let [built, other]: [BuildId; 2] =
             ["3a37063580c49344", "90b61a0bd726c6ae"].map(|id| id.parse().unwrap());
-        let fork =
-            NoSuccessor::OtherLineage { new: "ikawrakow/ik_llama.cpp".into(), in_use: "llama.cpp".into() };
+        let fork = SuccessorObstacle::OtherLineage {
+            new: "ikawrakow/ik_llama.cpp".into(),
+            in_use: "llama.cpp".into(),
+        };
         let lines = [
             runs(&built, Some(&built), None),
             runs(&built, Some(&other), Some(fork)),

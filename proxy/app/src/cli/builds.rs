@@ -1,17 +1,17 @@
 //! `llama-warden builds list|show|use|rm|gc`: manages the store of builds.
 
 use clap::Subcommand;
-use warden_builder::{BuildId, Choices, Keep, Provenance, Store, Sweep};
-use warden_patches::Status;
+use warden_builder::{BuildChoices, BuildId, BuildStore, GcKeep, GcPlan, Provenance};
+use warden_patches::PatchStatus;
 use warden_policies::ByteSize;
 
 use super::ConfigArgs;
 use super::builds_between;
-use super::builds_in_use::InUse;
-use crate::config::machine::Machine;
-use crate::config::resolve::dirs::Dirs;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use super::builds_in_use::BuildsInUse;
+use crate::config::machine::HostMachine;
+use crate::config::resolve::dirs::WardenDirs;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Subcommand)]
@@ -71,9 +71,9 @@ pub(crate) enum BuildsCommand {
     },
 }
 
-pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: BuildsCommand) -> Result<(), CommandError> {
     match command {
-        BuildsCommand::List { json, config } => list(&Place::find(&config)?, json),
+        BuildsCommand::List { json, config } => list(&BuildsContext::find(&config)?, json),
         BuildsCommand::Show { id, config } => {
             let store = store(&config)?;
             let id = store.resolve(&id)?;
@@ -86,7 +86,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
             out::line(&format!("build {id} is in use; a running instance takes it with SIGHUP"))
         }
         BuildsCommand::Rm { ids, force, config } => {
-            let place = Place::find(&config)?;
+            let place = BuildsContext::find(&config)?;
             // Resolve all ids first: an unknown one must not leave the command half done.
             let ids = ids.iter().map(|id| place.store.resolve(id)).collect::<Result<Vec<_>, _>>()?;
             if !force {
@@ -99,16 +99,16 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
             })
         }
         BuildsCommand::Gc { dry_run, between: true, config, .. } => {
-            gc_between(&Place::find(&config)?, dry_run)
+            gc_between(&BuildsContext::find(&config)?, dry_run)
         }
         BuildsCommand::Gc { keep, dry_run, force, config, .. } => {
-            gc(&Place::find(&config)?, keep, dry_run, force)
+            gc(&BuildsContext::find(&config)?, keep, dry_run, force)
         }
     }
 }
 
 /// Makes a build the default one. The build that was the default before stays available for a rollback.
-pub(super) fn make_default(store: &Store, id: &BuildId) -> Result<(), Failure> {
+pub(super) fn make_default(store: &BuildStore, id: &BuildId) -> Result<(), CommandError> {
     if store.choices()?.chosen.is_empty()
         && let Some(before) = store.in_use()?
     {
@@ -118,10 +118,10 @@ pub(super) fn make_default(store: &Store, id: &BuildId) -> Result<(), Failure> {
 }
 
 /// Removes superfluous builds; in a dry run prints them.
-fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<(), Failure> {
-    let Place { store, loaded, .. } = place;
+fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) -> Result<(), CommandError> {
+    let BuildsContext { store, loaded, .. } = place;
     let newest = keep.unwrap_or(loaded.settings.build.keep);
-    let mut keep = Keep { newest, ids: configured_builds(store, loaded) };
+    let mut keep = GcKeep { newest, ids: configured_builds(store, loaded) };
     keep.ids.extend(store.kept_by_choice());
     if !force {
         let without = store.plan_gc(&keep)?;
@@ -135,7 +135,7 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
     let all = store.plan_gc(&keep)?;
     if !all.builds.is_empty() && all.left == 0 && !force {
         print_sweep(&all)?;
-        return Err(Failure::hinted(
+        return Err(CommandError::hinted(
             format!("nothing was removed: no build would be left in {}", store.root().display()),
             "keep one with --keep 1, or use --force",
         ));
@@ -145,8 +145,8 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
 
 /// Removes builds that searches left. Keeps those that running instances need: an operator may have
 /// configured a binary of a search.
-fn gc_between(place: &Place, dry_run: bool) -> Result<(), Failure> {
-    let idle = builds_between::Idle::find(&place.dirs.data, &place.store)?;
+fn gc_between(place: &BuildsContext, dry_run: bool) -> Result<(), CommandError> {
+    let idle = builds_between::IdleSearchStore::find(&place.dirs.data, &place.store)?;
     let in_use = place.in_use(&idle.store)?;
     print_builds_in_use(&in_use, &idle.all()?)?;
     let all = idle.without(&in_use)?;
@@ -157,7 +157,7 @@ fn gc_between(place: &Place, dry_run: bool) -> Result<(), Failure> {
 }
 
 /// Prints the builds that are kept because a running instance needs them.
-fn print_builds_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
+fn print_builds_in_use(in_use: &BuildsInUse, all: &GcPlan) -> Result<(), CommandError> {
     for (id, bytes) in &all.builds {
         let users = in_use.users(id);
         if !users.is_empty() {
@@ -168,7 +168,7 @@ fn print_builds_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
 }
 
 /// Prints what a sweep would remove.
-fn print_sweep(sweep: &Sweep) -> Result<(), Failure> {
+fn print_sweep(sweep: &GcPlan) -> Result<(), CommandError> {
     let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
     for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
         out::line(&format!("would remove {name}, {}", ByteSize(*bytes)))?;
@@ -177,7 +177,7 @@ fn print_sweep(sweep: &Sweep) -> Result<(), Failure> {
 }
 
 /// Removes the builds and leftovers of a sweep; in a dry run prints them.
-fn sweep(store: &Store, sweep: &Sweep, dry_run: bool) -> Result<(), Failure> {
+fn sweep(store: &BuildStore, sweep: &GcPlan, dry_run: bool) -> Result<(), CommandError> {
     if dry_run {
         print_sweep(sweep)?;
     }
@@ -199,34 +199,34 @@ fn sweep(store: &Store, sweep: &Sweep, dry_run: bool) -> Result<(), Failure> {
 }
 
 /// The store of builds, with the configuration that decides which of them are needed.
-struct Place {
-    machine: Machine,
-    loaded: Loaded,
-    dirs: Dirs,
-    store: Store,
+struct BuildsContext {
+    machine: HostMachine,
+    loaded: LoadedConfig,
+    dirs: WardenDirs,
+    store: BuildStore,
 }
 
-impl Place {
-    fn find(config: &ConfigArgs) -> Result<Self, Failure> {
-        let machine = Machine::read();
+impl BuildsContext {
+    fn find(config: &ConfigArgs) -> Result<Self, CommandError> {
+        let machine = HostMachine::read();
         let loaded = config.load(&machine, Vec::new())?;
         let dirs = loaded.dirs(&machine)?;
-        let store = Store::new(&dirs.data);
+        let store = BuildStore::new(&dirs.data);
         Ok(Self { machine, loaded, dirs, store })
     }
 
     /// Asks running instances which builds of this store they need.
-    fn in_use(&self, store: &Store) -> Result<InUse, Failure> {
-        InUse::ask(store, &self.dirs.data, &self.dirs.state, &self.machine)
+    fn in_use(&self, store: &BuildStore) -> Result<BuildsInUse, CommandError> {
+        BuildsInUse::ask(store, &self.dirs.data, &self.dirs.state, &self.machine)
     }
 
     /// Refuses if a running instance needs one of the builds.
-    fn check_none_in_use(&self, ids: &[BuildId]) -> Result<(), Failure> {
+    fn check_none_in_use(&self, ids: &[BuildId]) -> Result<(), CommandError> {
         let in_use = self.in_use(&self.store)?;
         for id in ids {
             let users = in_use.users(id);
             if !users.is_empty() {
-                return Err(Failure::hinted(
+                return Err(CommandError::hinted(
                     format!("nothing was removed: {} needs build {id}", users.join(", ")),
                     "reload it with another build first, or use --force",
                 ));
@@ -236,17 +236,17 @@ impl Place {
     }
 }
 
-fn store(config: &ConfigArgs) -> Result<Store, Failure> {
-    Place::find(config).map(|place| place.store)
+fn store(config: &ConfigArgs) -> Result<BuildStore, CommandError> {
+    BuildsContext::find(config).map(|place| place.store)
 }
 
 /// Builds that the configuration names.
-fn configured_builds(store: &Store, loaded: &Loaded) -> Vec<BuildId> {
+fn configured_builds(store: &BuildStore, loaded: &LoadedConfig) -> Vec<BuildId> {
     let all = std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model));
     all.filter_map(|model| store.resolve(model.build.as_deref()?).ok()).collect()
 }
 
-fn list(place: &Place, json: bool) -> Result<(), Failure> {
+fn list(place: &BuildsContext, json: bool) -> Result<(), CommandError> {
     let store = &place.store;
     let listing = store.list()?;
     if json {
@@ -266,7 +266,7 @@ fn list(place: &Place, json: bool) -> Result<(), Failure> {
 }
 
 /// Describes a build's role as the default: in use, rejected, or was in use.
-pub(crate) fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &Choices) -> &'static str {
+pub(crate) fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &BuildChoices) -> &'static str {
     if in_use == Some(id) {
         "in use"
     } else if choices.rejected(id).is_some() {
@@ -318,8 +318,8 @@ fn fixes(build: &Provenance) -> String {
     }
     let applied = build.plan.patches.iter().filter(|set| set.applied());
     let doubtful = applied.filter_map(|set| match set.status {
-        Status::LocallyVerified => Some(format!("{} locally verified", set.set)),
-        Status::Unverified => Some(format!("{} not verified", set.set)),
+        PatchStatus::LocallyVerified => Some(format!("{} locally verified", set.set)),
+        PatchStatus::Unverified => Some(format!("{} not verified", set.set)),
         _ => None,
     });
     let doubtful: Vec<String> = doubtful.collect();
@@ -362,6 +362,6 @@ mod tests {
             build("3a37063580c49344", None, &[], &[]),
         ];
         let in_use: BuildId = "3a37063580c49344".parse().unwrap();
-        insta::assert_snapshot!(table(&builds, |id| stands(id, Some(&in_use), &Choices::default())));
+        insta::assert_snapshot!(table(&builds, |id| stands(id, Some(&in_use), &BuildChoices::default())));
     }
 }

@@ -6,12 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
-use warden_builder::{BuildId, Keep, Store, Sweep};
+use warden_builder::{BuildId, BuildStore, GcKeep, GcPlan};
 use warden_policies::ByteSize;
 
-use super::builds_in_use::InUse;
+use super::builds_in_use::BuildsInUse;
 use super::held;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 /// The folder with the builds of searches, below the data folder.
@@ -25,22 +25,22 @@ pub(super) fn in_use(folder: &Path, how: FlockOperation) -> io::Result<File> {
 }
 
 /// The store of searches, locked while no search runs.
-pub(super) struct Idle {
-    pub(super) store: Store,
+pub(super) struct IdleSearchStore {
+    pub(super) store: BuildStore,
     _lock: Option<File>,
 }
 
-impl Idle {
+impl IdleSearchStore {
     /// Refuses while a search runs, and if the folder is a link to the served store.
-    pub(super) fn find(data: &Path, served: &Store) -> Result<Self, Failure> {
+    pub(super) fn find(data: &Path, served: &BuildStore) -> Result<Self, CommandError> {
         let folder = folder(data);
-        let store = Store::new(&folder);
+        let store = BuildStore::new(&folder);
         if !folder.exists() {
             return Ok(Self { store, _lock: None });
         }
-        let real = |store: &Store| store.root().canonicalize().ok();
+        let real = |store: &BuildStore| store.root().canonicalize().ok();
         if real(&store).is_some_and(|own| Some(own) == real(served)) {
-            return Err(Failure::hinted(
+            return Err(CommandError::hinted(
                 format!(
                     "nothing was removed: {} leads to the builds that are served",
                     store.root().display()
@@ -51,36 +51,37 @@ impl Idle {
         let lock = in_use(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error
             .kind()
         {
-            io::ErrorKind::WouldBlock => Failure::hinted(
+            io::ErrorKind::WouldBlock => CommandError::hinted(
                 format!("nothing was removed: a search runs that holds {}", folder.display()),
                 "wait for `diagnose --between`, or end it: it goes on where it was",
             ),
-            _ => {
-                Failure::failed(format!("nothing was removed: {} cannot be held: {error}", folder.display()))
-            }
+            _ => CommandError::failed(format!(
+                "nothing was removed: {} cannot be held: {error}",
+                folder.display()
+            )),
         })?;
         Ok(Self { store, _lock: Some(lock) })
     }
 
     /// All builds and leftovers in the store.
-    pub(super) fn all(&self) -> Result<Sweep, Failure> {
+    pub(super) fn all(&self) -> Result<GcPlan, CommandError> {
         self.sweep_except(Vec::new())
     }
 
     /// Builds and leftovers that no running instance needs.
-    pub(super) fn without(&self, in_use: &InUse) -> Result<Sweep, Failure> {
+    pub(super) fn without(&self, in_use: &BuildsInUse) -> Result<GcPlan, CommandError> {
         self.sweep_except(in_use.builds.iter().map(|(id, _)| id.clone()).collect())
     }
 
-    fn sweep_except(&self, ids: Vec<BuildId>) -> Result<Sweep, Failure> {
-        Ok(self.store.plan_gc(&Keep { newest: 0, ids })?)
+    fn sweep_except(&self, ids: Vec<BuildId>) -> Result<GcPlan, CommandError> {
+        Ok(self.store.plan_gc(&GcKeep { newest: 0, ids })?)
     }
 }
 
 /// Says that searches have left builds, for commands that show the main store.
 pub(super) fn told(data: &Path) -> Option<String> {
-    let store = Store::new(&folder(data));
-    let sweep = store.plan_gc(&Keep { newest: 0, ids: Vec::new() }).ok().filter(|all| !all.is_empty())?;
+    let store = BuildStore::new(&folder(data));
+    let sweep = store.plan_gc(&GcKeep { newest: 0, ids: Vec::new() }).ok().filter(|all| !all.is_empty())?;
     Some(format!(
         "for searches: {} of `diagnose --between`, {}, in {}; `llama-warden builds gc --between` removes them",
         out::counted(sweep.builds.len(), "build"),

@@ -3,25 +3,30 @@
 
 use std::path::Path;
 
-use warden_builder::{BuildId, Store};
+use warden_builder::{BuildId, BuildStore};
 
 use super::block_on;
-use crate::admin::client::Client;
+use crate::admin::client::AdminClient;
 use crate::admin::instance::{self, LocatedInstance};
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 
 #[derive(Debug, Default)]
-pub(super) struct InUse {
+pub(super) struct BuildsInUse {
     /// Each build with a description of its user.
     pub(super) builds: Vec<(BuildId, String)>,
     /// Running instances that did not answer.
     pub(super) silent: Vec<String>,
 }
 
-impl InUse {
+impl BuildsInUse {
     /// Asks all instances that this user's state directory and the common places list.
-    pub(super) fn ask(store: &Store, data: &Path, state: &Path, machine: &Machine) -> Result<Self, Failure> {
+    pub(super) fn ask(
+        store: &BuildStore,
+        data: &Path,
+        state: &Path,
+        machine: &HostMachine,
+    ) -> Result<Self, CommandError> {
         let mut found = Self::default();
         for instance in instance::all_instances(state, &machine.registration_dirs()) {
             let binaries = query_binaries(&instance)?;
@@ -49,11 +54,11 @@ impl InUse {
     }
 
     /// Refuses while a running instance has not answered.
-    pub(super) fn check_all_answered(&self) -> Result<(), Failure> {
+    pub(super) fn check_all_answered(&self) -> Result<(), CommandError> {
         if self.silent.is_empty() {
             return Ok(());
         }
-        Err(Failure::hinted(
+        Err(CommandError::hinted(
             format!(
                 "nothing was removed: a running llama-warden cannot be asked which builds it needs: {}",
                 self.silent.join(", ")
@@ -64,8 +69,10 @@ impl InUse {
 }
 
 /// The binaries of an instance, by model; `None` if it does not answer.
-fn query_binaries(instance: &LocatedInstance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
-    let Some(status) = block_on(Client::of(instance).status())? else { return Ok(None) };
+fn query_binaries(
+    instance: &LocatedInstance,
+) -> Result<Option<Vec<(String, std::path::PathBuf)>>, CommandError> {
+    let Some(status) = block_on(AdminClient::of(instance).status())? else { return Ok(None) };
     let each = |(model, binaries): (String, Vec<std::path::PathBuf>)| {
         binaries.into_iter().map(move |binary| (model.clone(), binary))
     };

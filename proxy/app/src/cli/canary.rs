@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
-use warden_policies::canary::Verdict;
+use warden_policies::canary::CanaryVerdict;
 use warden_policies::{ByteSize, secrets, units};
 use warden_supervisor::{CanaryState, CanaryView};
 
 use super::block_on;
 use super::control::InstanceArgs;
-use crate::admin::answer::Status;
-use crate::admin::client::Client;
-use crate::exit::{Failure, REFUSED, TOO_FEW};
+use crate::admin::answer::AdminStatus;
+use crate::admin::client::AdminClient;
+use crate::exit::{CommandError, REFUSED_CODE, UNDECIDED_CODE};
 use crate::out;
 
 /// Poll interval of `canary status --watch`.
@@ -94,7 +94,7 @@ fn share(text: &str) -> Result<f64, String> {
         .ok_or("write a share like `10%` or `0.1`".to_owned())
 }
 
-pub(crate) fn run(command: &CanaryCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: &CanaryCommand) -> Result<(), CommandError> {
     match command {
         CanaryCommand::Start(args) => start(args),
         CanaryCommand::Status(args) => status(args),
@@ -107,7 +107,7 @@ pub(crate) fn run(command: &CanaryCommand) -> Result<(), Failure> {
     }
 }
 
-fn start(args: &CanaryStartArgs) -> Result<(), Failure> {
+fn start(args: &CanaryStartArgs) -> Result<(), CommandError> {
     let mut query: Vec<(&str, String)> = Vec::new();
     if let Some(build) = &args.build {
         query.push(("build", build.clone()));
@@ -115,10 +115,10 @@ fn start(args: &CanaryStartArgs) -> Result<(), Failure> {
     if let Some(binary) = &args.binary {
         // Make the path absolute: the instance may have another working directory.
         let path = std::path::absolute(binary).map_err(|problem| {
-            Failure::failed(format!("cannot tell where {} is: {problem}", binary.display()))
+            CommandError::failed(format!("cannot tell where {} is: {problem}", binary.display()))
         })?;
         let text = path.to_str().ok_or_else(|| {
-            Failure::usage(format!("the path {} is not text", path.display()), "use a path in UTF-8")
+            CommandError::usage(format!("the path {} is not text", path.display()), "use a path in UTF-8")
         })?;
         query.push(("binary", text.to_owned()));
     }
@@ -132,10 +132,10 @@ fn start(args: &CanaryStartArgs) -> Result<(), Failure> {
     show(&view, args.json)
 }
 
-fn status(args: &CanaryStatusArgs) -> Result<(), Failure> {
+fn status(args: &CanaryStatusArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     let Some(model) = &args.model else {
-        let status: Status = block_on(client.json(Method::GET, &["status"]))??;
+        let status: AdminStatus = block_on(client.json(Method::GET, &["status"]))??;
         let all: Vec<_> = status.fleet.models.iter().filter_map(|model| model.canary.as_ref()).collect();
         if args.json {
             return out::json(&all);
@@ -149,14 +149,14 @@ fn status(args: &CanaryStatusArgs) -> Result<(), Failure> {
     show(&view, args.json)?;
     match view.verdict {
         _ if !args.watch => Ok(()),
-        Verdict::BetterOrEqual => Ok(()),
-        Verdict::Worse { .. } => Err(Failure::Told { code: REFUSED }),
-        Verdict::Undecided { .. } => Err(Failure::Told { code: TOO_FEW }),
+        CanaryVerdict::BetterOrEqual => Ok(()),
+        CanaryVerdict::Worse { .. } => Err(CommandError::Told { code: REFUSED_CODE }),
+        CanaryVerdict::Undecided { .. } => Err(CommandError::Told { code: UNDECIDED_CODE }),
     }
 }
 
 /// Reads the canary of a model, at once or when it has ended.
-async fn look(client: &Client, model: &str, until_end: bool) -> Result<CanaryView, Failure> {
+async fn look(client: &AdminClient, model: &str, until_end: bool) -> Result<CanaryView, CommandError> {
     loop {
         let view: CanaryView = client.json(Method::GET, &["models", model, "canary"]).await?;
         if !until_end || view.state == CanaryState::Ended {
@@ -166,7 +166,7 @@ async fn look(client: &Client, model: &str, until_end: bool) -> Result<CanaryVie
     }
 }
 
-fn show(view: &CanaryView, json: bool) -> Result<(), Failure> {
+fn show(view: &CanaryView, json: bool) -> Result<(), CommandError> {
     if json {
         return out::json(view);
     }
@@ -177,9 +177,9 @@ fn show(view: &CanaryView, json: bool) -> Result<(), Failure> {
 pub(crate) fn line(view: &CanaryView) -> String {
     let what = format!("{:.0} % of conversations", view.share.unwrap_or_default() * 100.0);
     let verdict = match &view.verdict {
-        Verdict::BetterOrEqual => "as good or better",
-        Verdict::Worse { .. } => "worse",
-        Verdict::Undecided { .. } => "undecided",
+        CanaryVerdict::BetterOrEqual => "as good or better",
+        CanaryVerdict::Worse { .. } => "worse",
+        CanaryVerdict::Undecided { .. } => "undecided",
     };
     let build = view.build.clone().unwrap_or_else(|| view.binary.display().to_string());
     format!("canary {build} ({what}): {}, {verdict}", view.state.as_str())
@@ -218,7 +218,7 @@ fn text(view: &CanaryView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::canary::{ArmReport, Report};
+    use warden_policies::canary::{ArmReport, CanaryReport};
     use warden_policies::{ModelName, growth};
 
     use super::*;
@@ -238,7 +238,7 @@ mod tests {
             latency_ms: Some(210.4),
             token_ms: Some(21.0),
             host_at_ready: Some(1 << 30),
-            growth: Some(growth::Verdict::Steady),
+            growth: Some(growth::GrowthVerdict::Steady),
             ..ArmReport::default()
         };
         let canary =
@@ -253,13 +253,13 @@ mod tests {
             began_at: "2026-01-02T03:04:05.678Z".into(),
             seconds: 4000.0,
             ended_at: Some("2026-01-02T04:10:45.678Z".into()),
-            verdict: Verdict::worse("it fails more often: 7 of 100 requests, against 0 of 900"),
-            report: Report { base, canary, evidence: Vec::new() },
+            verdict: CanaryVerdict::worse("it fails more often: 7 of 100 requests, against 0 of 900"),
+            report: CanaryReport { base, canary, evidence: Vec::new() },
         };
         let mut all = text(&view);
         (view.state, view.build) = (CanaryState::Running, None);
         view.verdict =
-            Verdict::undecided("requests, to rule out that it fails more often (evidence 3.1 of 20)");
+            CanaryVerdict::undecided("requests, to rule out that it fails more often (evidence 3.1 of 20)");
         all.push_str(&text(&view));
         insta::assert_snapshot!(all);
     }

@@ -4,28 +4,28 @@ use clap::{Args, Subcommand};
 use warden_policies::secrets;
 
 use super::ConfigArgs;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::needs;
 use crate::config::problem::{ConfigProblem, ConfigProblems};
 use crate::config::resolve::resolve;
 use crate::config::resolve::{flags, store};
 use crate::config::schema::{self, markdown};
 use crate::config::show;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Reads and checks the whole configuration, and runs each binary once.
-    Check(CheckArgs),
+    Check(ConfigCheckArgs),
     /// Prints the effective configuration with the source of each value as a comment.
-    Show(ShowArgs),
+    Show(ConfigShowArgs),
     /// Prints the JSON Schema of the configuration file.
     Schema(SchemaArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CheckArgs {
+pub(crate) struct ConfigCheckArgs {
     /// Configuration file, as an alternative to --config.
     file: Option<std::path::PathBuf>,
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub(crate) struct CheckArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ShowArgs {
+pub(crate) struct ConfigShowArgs {
     /// Configuration file, as an alternative to --config.
     file: Option<std::path::PathBuf>,
     /// Prints the compiled-in defaults with their reasons instead.
@@ -53,11 +53,11 @@ pub(crate) struct SchemaArgs {
     markdown: bool,
 }
 
-pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
     match command {
-        ConfigCommand::Check(CheckArgs { file, mut config }) => {
+        ConfigCommand::Check(ConfigCheckArgs { file, mut config }) => {
             config.config = file.or(config.config);
-            let machine = Machine::read();
+            let machine = HostMachine::read();
             let loaded = config.load(&machine, Vec::new())?;
             let mut resolved = resolve(&loaded, &machine, false)?;
             super::block_on(store::fill(&mut resolved, &machine))??;
@@ -71,10 +71,12 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             let count = resolved.fleet.models.len();
             out::line(&format!("ok: {}", out::counted(count, "model")))
         }
-        ConfigCommand::Show(ShowArgs { defaults: true, .. }) => out::write(warden_policies::defaults::TEXT),
-        ConfigCommand::Show(ShowArgs { file, mut config, reveal, .. }) => {
+        ConfigCommand::Show(ConfigShowArgs { defaults: true, .. }) => {
+            out::write(warden_policies::defaults::DEFAULTS_TEXT)
+        }
+        ConfigCommand::Show(ConfigShowArgs { file, mut config, reveal, .. }) => {
             config.config = file.or(config.config);
-            let machine = Machine::read();
+            let machine = HostMachine::read();
             out::write(&show::show(&config.load(&machine, Vec::new())?, &machine, reveal))
         }
         ConfigCommand::Schema(SchemaArgs { markdown: true }) => out::write(&markdown::tables()),

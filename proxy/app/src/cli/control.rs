@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 use reqwest::Method;
-use warden_policies::reclaim::Outcome;
+use warden_policies::reclaim::ReclaimOutcome;
 use warden_policies::secrets;
-use warden_supervisor::{Event, LedgerEntry, LogLine, ReclaimEntry};
+use warden_supervisor::{FleetEvent, LedgerEntry, LogLine, ReclaimEntry};
 
 use super::{ConfigArgs, block_on};
-use crate::admin::answer::{Left, Status};
-use crate::admin::client::{Client, find};
-use crate::config::machine::Machine;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::admin::answer::{AdminStatus, DrainReport};
+use crate::admin::client::{AdminClient, find};
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
 use crate::serve::describe;
 
@@ -31,16 +31,16 @@ pub(crate) struct InstanceArgs {
 
 impl InstanceArgs {
     /// Loads the configuration of `--config`.
-    pub(super) fn load(&self, machine: &Machine) -> Result<Loaded, Failure> {
+    pub(super) fn load(&self, machine: &HostMachine) -> Result<LoadedConfig, CommandError> {
         self.config.load(machine, Vec::new())
     }
 
     /// Finds the instance: by its socket, else by the named configuration, else the only running one.
-    pub(super) fn client(&self) -> Result<Client, Failure> {
+    pub(super) fn client(&self) -> Result<AdminClient, CommandError> {
         if let Some(socket) = &self.admin_socket {
-            return Ok(Client::new(socket.clone()));
+            return Ok(AdminClient::new(socket.clone()));
         }
-        let machine = Machine::read();
+        let machine = HostMachine::read();
         let loaded = self.load(&machine)?;
         let named = loaded.settings.admin.socket.as_ref().map(|path| loaded.absolute(&machine, path));
         // Compare addresses only if the operator named the file: a default file does not select an instance.
@@ -121,24 +121,24 @@ pub(crate) struct EventsArgs {
     instance: InstanceArgs,
 }
 
-pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
+pub(crate) fn status(args: &StatusArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     if args.json {
         let status: serde_json::Value = block_on(client.json(Method::GET, &["status"]))??;
         return out::json(&status);
     }
-    let status: Status = block_on(client.json(Method::GET, &["status"]))??;
+    let status: AdminStatus = block_on(client.json(Method::GET, &["status"]))??;
     // Redact: the last log lines of a process may quote a key, and operators share this output.
     out::write(&secrets::text(&table(&status)))
 }
 
-pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {
+pub(crate) fn restart(args: &ModelArgs) -> Result<(), CommandError> {
     #[derive(serde::Deserialize)]
-    struct Answer {
+    struct EntriesAnswer {
         entries: Vec<LedgerEntry>,
     }
     let client = args.instance.client()?;
-    let answer: Answer = block_on(client.json(Method::POST, &["models", &args.model, "restart"]))??;
+    let answer: EntriesAnswer = block_on(client.json(Method::POST, &["models", &args.model, "restart"]))??;
     for entry in answer.entries {
         let text = describe(&warden_supervisor::EventKind::RecycleDone { entry: Box::new(entry) });
         out::line(&format!("{}: {text}", args.model))?;
@@ -146,16 +146,16 @@ pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {
     out::line(&format!("{}: restarted", args.model))
 }
 
-pub(crate) fn drain(args: &DrainArgs) -> Result<(), Failure> {
+pub(crate) fn drain(args: &DrainArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     let Some(model) = &args.model else { return drain_all(&client, args.undo) };
     block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", model, "drain"]))??;
     out::line(&format!("{model}: drained and stopped; the next request starts it again"))
 }
 
-fn drain_all(client: &Client, undo: bool) -> Result<(), Failure> {
+fn drain_all(client: &AdminClient, undo: bool) -> Result<(), CommandError> {
     let wishes: &[(&str, String)] = if undo { &[("undo", "1".to_owned())] } else { &[] };
-    let left: Left = block_on(client.json_with(Method::POST, &["drain"], wishes))??;
+    let left: DrainReport = block_on(client.json_with(Method::POST, &["drain"], wishes))??;
     out::line(&if left.draining {
         format!(
             "balancers are told to send nothing more; {} requests run, and who still comes is served",
@@ -166,7 +166,7 @@ fn drain_all(client: &Client, undo: bool) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), Failure> {
+pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     let verb = if pinned { "pin" } else { "unpin" };
     block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, verb]))??;
@@ -178,7 +178,7 @@ pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), Failure> {
     out::line(&format!("{}: {what}, until llama-warden is started anew", args.model))
 }
 
-pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {
+pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), CommandError> {
     #[derive(serde::Serialize, serde::Deserialize)]
     struct Answer {
         entries: Vec<ReclaimEntry>,
@@ -192,15 +192,15 @@ pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {
         out::line(&format!("{} {}: {}", entry.model, entry.generation, entry.words()))?;
     }
     let of = |outcome| answer.entries.iter().filter(|entry| entry.outcome == outcome).count();
-    if of(Outcome::Nobody) > 0 && of(Outcome::Nobody) == answer.entries.len() {
-        return Err(Failure::hinted(
+    if of(ReclaimOutcome::Nobody) > 0 && of(ReclaimOutcome::Nobody) == answer.entries.len() {
+        return Err(CommandError::hinted(
             format!("the build of `{}` cannot be asked to give memory back", args.model),
             "`llama-warden build` makes one with the fixes `reclaim-heap` and `reclaim-cuda`",
         ));
     }
-    let silent = of(Outcome::NoAnswer);
+    let silent = of(ReclaimOutcome::NoAnswer);
     if silent > 0 {
-        return Err(Failure::hinted(
+        return Err(CommandError::hinted(
             format!("{silent} of {} processes of `{}` did not answer", answer.entries.len(), args.model),
             "a process answers between two computations: `llama-warden status` shows whether it moves",
         ));
@@ -208,7 +208,7 @@ pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
+pub(crate) fn logs(args: &LogsArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     // The instance redacts secrets unless `--reveal` is given.
     let each = |line: &str, log: Option<LogLine>| match log {
@@ -222,9 +222,9 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<(), Failure> {
     block_on(client.lines(&["models", &args.model, "logs"], &wishes, each))?
 }
 
-pub(crate) fn events(args: &EventsArgs) -> Result<(), Failure> {
+pub(crate) fn events(args: &EventsArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
-    let each = |line: &str, event: Option<Event>| match event {
+    let each = |line: &str, event: Option<FleetEvent>| match event {
         Some(event) if !args.json => {
             let model = event.model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
             let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();

@@ -8,10 +8,10 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::config::arguments::{self, ListeningFlag};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::source::layers::FlagSetting;
-use crate::config::source::tree::{ConfigNode, Kind};
-use crate::exit::Failure;
+use crate::config::source::tree::{ConfigNode, ConfigValue};
+use crate::exit::CommandError;
 
 /// Flags that llama-server answers by itself instead of serving.
 const ANSWERED_BY_THE_BINARY: [&str; 8] =
@@ -28,7 +28,7 @@ pub(crate) fn is_question(args: &[String]) -> bool {
 }
 
 /// Converts a llama-server command line to settings.
-pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSetting>, Failure> {
+pub(crate) fn settings(args: &[String], machine: &HostMachine) -> Result<Vec<FlagSetting>, CommandError> {
     let split = arguments::split_listening(args);
     let mut settings = from_environment(machine);
     for (flag, value, what) in &split.taken {
@@ -36,7 +36,7 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
             ListeningFlag::Host
                 if value.split(',').any(|host| host.trim().strip_suffix(".sock").is_some()) =>
             {
-                return Err(Failure::usage(
+                return Err(CommandError::usage(
                     format!("{flag} {value}: we listen on addresses, not on Unix sockets"),
                     "give host names or addresses, like `--host 127.0.0.1`",
                 ));
@@ -60,12 +60,12 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
     }
     let mut names = names.into_iter();
     let name = names.next().unwrap_or_else(|| "default".to_owned());
-    let text = |text: String| ConfigNode::new(Kind::Text(text));
+    let text = |text: String| ConfigNode::new(ConfigValue::Text(text));
     let mut model = ConfigNode::table();
     let mut set = |key: &str, value: ConfigNode| model.set(&[key.to_owned()], value);
-    set("args", ConfigNode::new(Kind::List(split.args.into_iter().map(text).collect())));
-    set("aliases", ConfigNode::new(Kind::List(names.map(text).collect())));
-    set("preload", ConfigNode::new(Kind::Bool(true)));
+    set("args", ConfigNode::new(ConfigValue::List(split.args.into_iter().map(text).collect())));
+    set("aliases", ConfigNode::new(ConfigValue::List(names.map(text).collect())));
+    set("preload", ConfigNode::new(ConfigValue::Bool(true)));
     settings.push(FlagSetting {
         flag: "command line".to_owned(),
         path: vec!["models".to_owned(), name],
@@ -79,7 +79,7 @@ pub(crate) fn settings(args: &[String], machine: &Machine) -> Result<Vec<FlagSet
 const DROPIN_SHUTDOWN_DEADLINE: &str = "1s";
 
 /// Further settings that match llama-server when started under its name, unless the operator set them.
-pub(crate) fn dropin_defaults(machine: &Machine) -> Option<FlagSetting> {
+pub(crate) fn dropin_defaults(machine: &HostMachine) -> Option<FlagSetting> {
     let ours = machine.var("LLAMA_WARDEN_SERVER__SHUTDOWN_DEADLINE").is_some();
     (!ours).then(|| {
         FlagSetting::raw("the name llama-server", &["server", "shutdown_deadline"], DROPIN_SHUTDOWN_DEADLINE)
@@ -87,7 +87,7 @@ pub(crate) fn dropin_defaults(machine: &Machine) -> Option<FlagSetting> {
 }
 
 /// Reads llama-server's own variables for listening, unless those of llama-warden are set.
-fn from_environment(machine: &Machine) -> Vec<FlagSetting> {
+fn from_environment(machine: &HostMachine) -> Vec<FlagSetting> {
     let pairs = [
         ("LLAMA_ARG_HOST", "LLAMA_WARDEN_SERVER__HOST", "host"),
         ("LLAMA_ARG_PORT", "LLAMA_WARDEN_SERVER__PORT", "port"),
@@ -108,21 +108,21 @@ fn from_environment(machine: &Machine) -> Vec<FlagSetting> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::source::layers::{Sources, load};
+    use crate::config::source::layers::{ConfigSources, load};
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
     }
 
-    fn machine(env: &[(&str, &str)]) -> Machine {
-        let mut machine = Machine::read();
+    fn machine(env: &[(&str, &str)]) -> HostMachine {
+        let mut machine = HostMachine::read();
         machine.env = env.iter().map(|(key, value)| (key.into(), value.into())).collect();
         machine
     }
 
-    fn loaded(args: &str, env: &[(&str, &str)]) -> crate::config::source::layers::Loaded {
+    fn loaded(args: &str, env: &[(&str, &str)]) -> crate::config::source::layers::LoadedConfig {
         let flags = settings(&words(args), &machine(env)).unwrap();
-        load(Sources { flags, ..Sources::default() }).unwrap()
+        load(ConfigSources { flags, ..ConfigSources::default() }).unwrap()
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Formats a backend's report about its GPU memory. Pure: a report in, text out.
 
 use warden_policies::ByteSize;
-use warden_sensors::Report;
-use warden_sensors::report::{Fix, Totals};
+use warden_sensors::CudaReport;
+use warden_sensors::report::{ActiveFix, ContextTotals};
 
 /// One line per device with a live context; several devices are numbered.
-pub(crate) fn lines(report: &Report) -> Vec<String> {
+pub(crate) fn lines(report: &CudaReport) -> Vec<String> {
     let devices = report.by_device();
     let many = devices.len() > 1;
     let living = devices.iter().filter(|(_, totals)| totals.contexts > 0);
@@ -17,28 +17,28 @@ pub(crate) fn lines(report: &Report) -> Vec<String> {
         .collect()
 }
 
-fn describe(report: &Report, totals: &Totals) -> String {
+fn describe(report: &CudaReport, totals: &ContextTotals) -> String {
     let counts = &totals.counts;
-    let when = |fix: Fix, text: String| report.active.contains(&fix).then_some(text);
+    let when = |fix: ActiveFix, text: String| report.active.contains(&fix).then_some(text);
     let some = |number: u64, text: String| (number > 0).then_some(text);
     let each = if totals.contexts > 1 { " each" } else { "" };
     let (host, device) = (counts.graph_host_bytes, counts.graph_device_bytes);
     let graphs = [
-        when(Fix::GraphCacheCap, format!("cap {}{each}", report.settings.graph_cap)),
-        when(Fix::GraphCacheCap, format!("{} evicted", counts.graphs_evicted)),
-        when(Fix::IdleTrim, format!("{} trimmed", counts.graphs_trimmed)),
+        when(ActiveFix::GraphCacheCap, format!("cap {}{each}", report.settings.graph_cap)),
+        when(ActiveFix::GraphCacheCap, format!("{} evicted", counts.graphs_evicted)),
+        when(ActiveFix::IdleTrim, format!("{} trimmed", counts.graphs_trimmed)),
         some(host.max(device), format!("~{} host + ~{} VRAM", ByteSize(host), ByteSize(device))),
     ];
     let pools = [
         some(counts.pool_bytes_peak, format!("peak {}", ByteSize(counts.pool_bytes_peak))),
-        when(Fix::PoolPurge, number(counts.pool_purges, "purge")),
+        when(ActiveFix::PoolPurge, number(counts.pool_purges, "purge")),
     ];
     let cublas = [
         some(
             counts.cublas_workspace_bytes,
             format!("~{} workspace", ByteSize(counts.cublas_workspace_bytes)),
         ),
-        when(Fix::CublasReset, number(counts.cublas_resets, "reset")),
+        when(ActiveFix::CublasReset, number(counts.cublas_resets, "reset")),
     ];
     let parts = [
         Some(format!("{}{}", number(counts.graphs_live, "graph"), in_brackets(graphs))),
@@ -62,24 +62,24 @@ fn in_brackets(parts: impl IntoIterator<Item = Option<String>>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_sensors::report::{ContextReport, Counts, Settings};
+    use warden_sensors::report::{ContextCounts, ContextReport, FixSettings};
 
-    fn context(device: i32, live: bool, counts: Counts) -> ContextReport {
+    fn context(device: i32, live: bool, counts: ContextCounts) -> ContextReport {
         ContextReport { context: 0, device, live, counts, updated_unix_ms: 0 }
     }
 
-    fn report(active: &[Fix], contexts: Vec<ContextReport>) -> Report {
-        Report {
+    fn report(active: &[ActiveFix], contexts: Vec<ContextReport>) -> CudaReport {
+        CudaReport {
             pid: 1,
             started_unix_ms: 0,
             active: active.iter().copied().collect(),
-            settings: Settings { graph_cap: 16, ..Settings::default() },
+            settings: FixSettings { graph_cap: 16, ..FixSettings::default() },
             contexts,
         }
     }
 
-    fn counts() -> Counts {
-        Counts {
+    fn counts() -> ContextCounts {
+        ContextCounts {
             graphs_live: 12,
             graphs_evicted: 34,
             graph_host_bytes: 8_493_466,
@@ -89,18 +89,21 @@ mod tests {
             pool_purges: 3,
             cublas_handles: 2,
             cublas_resets: 1,
-            ..Counts::default()
+            ..ContextCounts::default()
         }
     }
 
     #[test]
     fn the_line_says_what_is_held_and_what_the_active_fixes_have_done() {
-        let all = [Fix::GraphCacheCap, Fix::PoolPurge, Fix::CublasReset, Fix::MemoryReport];
-        let calm = Counts { graphs_live: 1, errors: 1, skipped_busy: 2, ..Counts::default() };
+        let all =
+            [ActiveFix::GraphCacheCap, ActiveFix::PoolPurge, ActiveFix::CublasReset, ActiveFix::MemoryReport];
+        let calm = ContextCounts { graphs_live: 1, errors: 1, skipped_busy: 2, ..ContextCounts::default() };
         let busy = lines(&report(&all, vec![context(0, true, counts())]));
         let two = vec![context(0, true, counts()), context(1, true, counts()), context(1, true, counts())];
-        let calm = lines(&report(&[Fix::MemoryReport], vec![context(0, true, calm)]));
-        insta::assert_snapshot!([busy, calm, lines(&report(&[Fix::GraphCacheCap], two))].concat().join("\n"));
+        let calm = lines(&report(&[ActiveFix::MemoryReport], vec![context(0, true, calm)]));
+        insta::assert_snapshot!(
+            [busy, calm, lines(&report(&[ActiveFix::GraphCacheCap], two))].concat().join("\n")
+        );
     }
 
     #[test]

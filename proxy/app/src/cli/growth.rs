@@ -1,17 +1,17 @@
 //! Formats the memory growth of a backend and the policy's response. Pure: views in, text out.
 
-use warden_policies::growth::{Growth, GrowthBlame, Verdict};
-use warden_policies::recycle::WhyNot;
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth};
+use warden_policies::recycle::RecycleHindrance;
 use warden_policies::sample::VramSource;
-use warden_policies::{Action, ByteSize, MemoryKind, Reason, phrases};
+use warden_policies::{ByteSize, MemoryKind, Reason, RecycleAction, phrases};
 use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
 
 /// Lines about one process.
 pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     let memory = &backend.memory;
     let mut lines = Vec::new();
-    let (quiet, loud): (Vec<&Growth>, Vec<&Growth>) =
-        memory.growth.iter().partition(|growth| growth.verdict < Verdict::Bounded);
+    let (quiet, loud): (Vec<&SeriesGrowth>, Vec<&SeriesGrowth>) =
+        memory.growth.iter().partition(|growth| growth.verdict < GrowthVerdict::Bounded);
     if !quiet.is_empty() {
         let each = quiet.iter().map(|growth| format!("{} {}", growth.series, growth.verdict.as_str()));
         lines.push(format!("growth: {}", each.collect::<Vec<_>>().join(", ")));
@@ -21,7 +21,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
         lines.push(format!("growth: {}{}", growth_line(growth), of_series.map(left).collect::<String>()));
     }
     let host = memory.growth.iter().find(|growth| growth.series == MemoryKind::Host);
-    if host.is_some_and(|growth| growth.verdict >= Verdict::Bounded) {
+    if host.is_some_and(|growth| growth.verdict >= GrowthVerdict::Bounded) {
         lines.extend(memory.allowance.iter().map(|line| format!("declared cache: {line}")));
     }
     lines.extend(memory.unmeasured.clone());
@@ -33,7 +33,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
 }
 
 /// Describes one memory: verdict, slope, blame, fill of declared caches.
-pub(super) fn growth_line(growth: &Growth) -> String {
+pub(super) fn growth_line(growth: &SeriesGrowth) -> String {
     let mut parts = Vec::new();
     parts.extend(growth.slope.as_ref().map(phrases::slope));
     match &growth.blame {
@@ -132,14 +132,14 @@ fn reclaim(backend: &BackendView) -> Option<String> {
 pub(crate) fn next(next: &PolicyView) -> Option<String> {
     let decision = &next.decision;
     let mut text = match (decision.action, decision.reason) {
-        (Action::Observe, Some(reason)) => {
+        (RecycleAction::Observe, Some(reason)) => {
             let series = decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
             format!("nothing; {series}{}", reason.phrase())
         }
         _ => phrases::decision(decision)?,
     };
     match (&next.held, &decision.why_not) {
-        (Some(held), _) | (None, Some(WhyNot::Held { by: held })) => {
+        (Some(held), _) | (None, Some(RecycleHindrance::Held { by: held })) => {
             text.extend([format!("; held back: {held}")]);
         }
         (None, Some(why)) => text.extend([format!("; not yet: {why}")]),
@@ -179,8 +179,8 @@ pub(crate) fn devices(all: &[DeviceView]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::admin::growth_metrics::tests::{fleet, leaking};
-    use warden_policies::Decision;
-    use warden_policies::cooldown::Held;
+    use warden_policies::RecycleDecision;
+    use warden_policies::cooldown::HoldReason;
 
     #[test]
     fn a_backend_that_leaks_says_how_much_who_pays_how_long_and_what_happens() {
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_quiet_backend_takes_one_line_and_unknown_vram_says_why() {
         let mut backend = leaking();
-        backend.memory.growth[0].verdict = Verdict::Steady;
+        backend.memory.growth[0].verdict = GrowthVerdict::Steady;
         backend.memory.vram_unknown = Some("no driver lists it".to_owned());
         backend.health = warden_supervisor::HealthView::default();
         backend.next = None;
@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn what_is_held_back_says_by_what() {
-        let decision = Decision {
-            action: Action::RecycleWhenQuiet,
+        let decision = RecycleDecision {
+            action: RecycleAction::RecycleWhenQuiet,
             reason: Some(Reason::HostSoft),
             due: true,
             series: Some(MemoryKind::Host),
@@ -217,13 +217,13 @@ mod tests {
         };
         let held = PolicyView {
             decision,
-            held: Some(Held::TooSoon {
+            held: Some(HoldReason::TooSoon {
                 seconds_left: 9,
                 rule: warden_policies::cooldown::PauseRule::MinInterval,
             }),
         };
         insta::assert_snapshot!(next(&held).unwrap());
-        assert_eq!(next(&PolicyView { decision: Decision::OBSERVE, held: None }), None);
+        assert_eq!(next(&PolicyView { decision: RecycleDecision::OBSERVE, held: None }), None);
     }
 
     #[test]

@@ -8,12 +8,14 @@ use clap::Args;
 use jiff::{SpanRelativeTo, Timestamp};
 use serde_json::Value;
 use warden_policies::secrets;
-use warden_supervisor::{CanaryEntry, Event, EventKind, LedgerEntry, PinEntry, ReclaimEntry, regular_file};
+use warden_supervisor::{
+    CanaryEntry, EventKind, FleetEvent, LedgerEntry, PinEntry, ReclaimEntry, regular_file,
+};
 
 use super::ConfigArgs;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::events_file;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::serve::describe;
 use crate::{clock, out};
 
@@ -53,8 +55,8 @@ fn time(text: &str) -> Result<Timestamp, String> {
     })
 }
 
-pub(crate) fn run(args: &HistoryArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(crate) fn run(args: &HistoryArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let state = args.config.load(&machine, Vec::new())?.dirs(&machine)?.state;
     let mut all = HistoryLog::read(&state)?;
     if all.unread > 0 {
@@ -79,17 +81,17 @@ struct HistoryLog {
 
 struct HistoryEntry {
     at: Option<Timestamp>,
-    event: Event,
+    event: FleetEvent,
     json: Value,
 }
 
 impl HistoryLog {
-    fn read(state: &Path) -> Result<Self, Failure> {
+    fn read(state: &Path) -> Result<Self, CommandError> {
         let mut all = Self::default();
         for line in lines(&state.join("ledger.jsonl"))? {
             all.add(&line, |json| {
                 if let Ok(entry) = serde_json::from_value::<ReclaimEntry>(json.clone()) {
-                    return Some(Event {
+                    return Some(FleetEvent {
                         id: entry.id,
                         at: entry.at.clone(),
                         model: Some(entry.model.clone()),
@@ -98,7 +100,7 @@ impl HistoryLog {
                     });
                 }
                 if let Ok(entry) = serde_json::from_value::<PinEntry>(json.clone()) {
-                    return Some(Event {
+                    return Some(FleetEvent {
                         id: entry.id,
                         at: entry.at.clone(),
                         model: Some(entry.model.clone()),
@@ -107,7 +109,7 @@ impl HistoryLog {
                     });
                 }
                 if let Ok(entry) = serde_json::from_value::<CanaryEntry>(json.clone()) {
-                    return Some(Event {
+                    return Some(FleetEvent {
                         id: entry.id,
                         at: entry.at.clone(),
                         model: Some(entry.canary.model.clone()),
@@ -116,7 +118,7 @@ impl HistoryLog {
                     });
                 }
                 let entry: LedgerEntry = serde_json::from_value(json.clone()).ok()?;
-                Some(Event {
+                Some(FleetEvent {
                     id: entry.id,
                     at: entry.at.clone(),
                     model: Some(entry.model.clone()),
@@ -135,7 +137,7 @@ impl HistoryLog {
         Ok(all)
     }
 
-    fn add(&mut self, line: &str, event: impl FnOnce(&Value) -> Option<Event>) {
+    fn add(&mut self, line: &str, event: impl FnOnce(&Value) -> Option<FleetEvent>) {
         let read = serde_json::from_str::<Value>(line).ok();
         match read.and_then(|mut json| {
             let event = event(&json)?;
@@ -175,7 +177,7 @@ impl HistoryEntry {
     }
 
     fn text(&self) -> String {
-        let Event { at, model, generation, kind, .. } = &self.event;
+        let FleetEvent { at, model, generation, kind, .. } = &self.event;
         let model = model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
         let generation = generation.map(|generation| format!("{generation} ")).unwrap_or_default();
         format!("{at} {model}{generation}{}", secrets::text(&describe(kind)))
@@ -187,14 +189,14 @@ impl HistoryEntry {
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// The lines of a file; empty if the file does not exist.
-fn lines(path: &Path) -> Result<Vec<String>, Failure> {
+fn lines(path: &Path) -> Result<Vec<String>, CommandError> {
     match regular_file::read(path, MAX_FILE_BYTES) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(Failure::failed(format!("cannot read {}: {error}", path.display()))),
+        Err(error) => Err(CommandError::failed(format!("cannot read {}: {error}", path.display()))),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 
 use crate::config::resolve::keys::{KeyFile, fresh, section};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Subcommand)]
@@ -16,7 +16,7 @@ pub(crate) enum KeysCommand {
     /// Prints a new key, once, with the section for the file of keys that contains its hash.
     New(KeyNewArgs),
     /// Checks a file of keys and lists the permissions of each. Prints no key.
-    Check(CheckArgs),
+    Check(KeysCheckArgs),
 }
 
 #[derive(Debug, Args)]
@@ -68,19 +68,19 @@ impl KeyLimitArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CheckArgs {
+pub(crate) struct KeysCheckArgs {
     /// File of keys.
     file: PathBuf,
 }
 
-pub(crate) fn run(command: KeysCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: KeysCommand) -> Result<(), CommandError> {
     match command {
         KeysCommand::New(args) => new(&args),
         KeysCommand::Check(args) => out::write(&table(&KeyFile::load(&args.file)?)),
     }
 }
 
-fn new(args: &KeyNewArgs) -> Result<(), Failure> {
+fn new(args: &KeyNewArgs) -> Result<(), CommandError> {
     let key = fresh();
     let section = section(&args.name, &key) + &args.limits.lines();
     // Refuse now what would be refused when the file is read.
@@ -97,9 +97,9 @@ fn new(args: &KeyNewArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn append(file: &Path, section: &str, name: &str) -> Result<(), Failure> {
+fn append(file: &Path, section: &str, name: &str) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("cannot write the file of keys {}: {error}", file.display()),
             "name a file that you may write to",
         )
@@ -108,7 +108,7 @@ fn append(file: &Path, section: &str, name: &str) -> Result<(), Failure> {
     if exists {
         let known = KeyFile::load(file)?;
         if known.keys.iter().any(|key| key.name == name) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("{} has a key `{name}` already", file.display()),
                 "choose another name, or remove that one first",
             ));

@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use warden_patches::mitigation::{self, BuildFacts, Catalogue, Leak, Memory, Mitigation};
-use warden_patches::set::Evidence;
+use warden_patches::mitigation::{
+    self, BuildFacts, KnownLeak, LeakMemory, MitigationCatalogue, MitigationEntry,
+};
+use warden_patches::set::FixEvidence;
 
 use super::ConfigArgs;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::mitigations::catalogue;
 use crate::config::resolve::{own_sets, store};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Subcommand)]
@@ -62,16 +64,16 @@ pub(crate) struct TargetBuildArgs {
 
 /// The list of mitigations for a build.
 struct MitigationsForBuild {
-    list: Catalogue,
+    list: MitigationCatalogue,
     /// The build in use, with its display name.
     build: Option<NamedBuild>,
 }
 
 impl TargetBuildArgs {
-    fn find(&self) -> Result<MitigationsForBuild, Failure> {
-        let machine = Machine::read();
+    fn find(&self) -> Result<MitigationsForBuild, CommandError> {
+        let machine = HostMachine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
-        let mut list = Catalogue::clone(&*catalogue().map_err(Failure::failed)?);
+        let mut list = MitigationCatalogue::clone(&*catalogue().map_err(CommandError::failed)?);
         let build = self.build(&loaded.dirs(&machine)?.data)?;
         if let Some(provenance) = build.as_ref().and_then(|(facts, _)| facts.provenance.as_ref()) {
             list = own_sets::with_build(list, provenance)?;
@@ -80,14 +82,14 @@ impl TargetBuildArgs {
         Ok(MitigationsForBuild { list: own_sets::with_folders(list, &sets)?, build })
     }
 
-    fn build(&self, data: &Path) -> Result<Option<NamedBuild>, Failure> {
+    fn build(&self, data: &Path) -> Result<Option<NamedBuild>, CommandError> {
         if let Some(number) = self.build.as_deref().and_then(number) {
             let facts = BuildFacts { binary: PathBuf::new(), number: Some(number), provenance: None };
             return Ok(Some((facts, format!("b{number}"))));
         }
-        let found = store::find(data, self.build.as_deref()).map_err(Failure::failed)?;
+        let found = store::find(data, self.build.as_deref()).map_err(CommandError::failed)?;
         if let (Some(id), None) = (&self.build, &found) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("--build {id}: there is no such build in the store"),
                 "`llama-warden builds list` shows them; a number of llama.cpp is written like b8840",
             ));
@@ -113,7 +115,7 @@ pub(crate) enum MemoryArg {
     Vram,
 }
 
-impl From<MemoryArg> for Memory {
+impl From<MemoryArg> for LeakMemory {
     fn from(arg: MemoryArg) -> Self {
         match arg {
             MemoryArg::Host => Self::Host,
@@ -122,16 +124,16 @@ impl From<MemoryArg> for Memory {
     }
 }
 
-pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: &MitigationsCommand) -> Result<(), CommandError> {
     if let MitigationsCommand::List { markdown: true, .. } = command {
-        return out::write(&mitigation::markdown(&*catalogue().map_err(Failure::failed)?));
+        return out::write(&mitigation::markdown(&*catalogue().map_err(CommandError::failed)?));
     }
     let (MitigationsCommand::List { which, .. } | MitigationsCommand::Show { which, .. }) = command;
     let known = which.find()?;
     let all = &known.list;
     match command {
         MitigationsCommand::List { backend, memory, json, .. } => {
-            let chosen = MitigationSelection::of(all, backend.as_deref(), memory.map(Memory::from))?
+            let chosen = MitigationSelection::of(all, backend.as_deref(), memory.map(LeakMemory::from))?
                 .here(known.build.as_ref());
             if *json { out::json(&chosen.json()) } else { out::write(&chosen.text()) }
         }
@@ -142,7 +144,7 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
             (None, Some(leak)) => out::write(&leak_text(leak)),
             (None, None) => {
                 let near = all.nearest(id, true).map(|near| format!("the nearest is `{near}`; "));
-                Err(Failure::usage(
+                Err(CommandError::usage(
                     format!("there is no mitigation and no leak `{id}`"),
                     format!("{}`llama-warden mitigations list` shows all", near.unwrap_or_default()),
                 ))
@@ -152,8 +154,8 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
 }
 
 struct MitigationSelection<'a> {
-    mitigations: Vec<&'a Mitigation>,
-    leaks: Vec<&'a Leak>,
+    mitigations: Vec<&'a MitigationEntry>,
+    leaks: Vec<&'a KnownLeak>,
     here: Option<&'a NamedBuild>,
 }
 
@@ -161,7 +163,7 @@ struct MitigationSelection<'a> {
 type NamedBuild = (BuildFacts, String);
 
 /// State of a mitigation in a build, and whether the build contains it. Empty if unknown.
-fn here(entry: &Mitigation, build: Option<&NamedBuild>) -> String {
+fn here(entry: &MitigationEntry, build: Option<&NamedBuild>) -> String {
     let Some((facts, _)) = build else { return String::new() };
     let life = facts.standing(entry).map(|life| life.is.name());
     let fixes = facts.provenance.as_ref().and_then(|provenance| provenance.fixes.as_ref());
@@ -169,7 +171,7 @@ fn here(entry: &Mitigation, build: Option<&NamedBuild>) -> String {
     life.into_iter().chain(has).collect::<Vec<_>>().join(", ")
 }
 
-fn entry_json(entry: &Mitigation, build: Option<&NamedBuild>) -> Value {
+fn entry_json(entry: &MitigationEntry, build: Option<&NamedBuild>) -> Value {
     let mut value = json!(entry);
     if let (Some(object), Some((facts, name))) = (value.as_object_mut(), build) {
         object.insert("here".to_owned(), json!({ "build": name, "life": facts.standing(entry) }));
@@ -178,7 +180,11 @@ fn entry_json(entry: &Mitigation, build: Option<&NamedBuild>) -> Value {
 }
 
 impl<'a> MitigationSelection<'a> {
-    fn of(all: &'a Catalogue, backend: Option<&str>, memory: Option<Memory>) -> Result<Self, Failure> {
+    fn of(
+        all: &'a MitigationCatalogue,
+        backend: Option<&str>,
+        memory: Option<LeakMemory>,
+    ) -> Result<Self, CommandError> {
         if let Some(asked) = backend {
             let mut known: Vec<&str> = vec!["cpu"];
             known.extend(all.mitigations().iter().flat_map(|entry| &entry.backends).map(String::as_str));
@@ -187,11 +193,11 @@ impl<'a> MitigationSelection<'a> {
             known.dedup();
             if !known.contains(&asked) {
                 let message = format!("--backend {asked}: there is no such backend");
-                return Err(Failure::usage(message, format!("known are {}", known.join(", "))));
+                return Err(CommandError::usage(message, format!("known are {}", known.join(", "))));
             }
         }
         let here = None;
-        let fits = |own: &[Memory]| memory.is_none_or(|asked| own.contains(&asked));
+        let fits = |own: &[LeakMemory]| memory.is_none_or(|asked| own.contains(&asked));
         let entries = all.mitigations().iter().map(|entry| &**entry);
         let leaks = all.leaks().iter();
         Ok(Self {
@@ -243,7 +249,7 @@ impl<'a> MitigationSelection<'a> {
         let mut rows =
             vec![["LEAK, DEFECT", "MEMORY", "BACKENDS", "BUILDS", "WHAT HELPS"].map(str::to_owned).to_vec()];
         rows.extend(self.leaks.iter().map(|leak| {
-            let cures: Vec<String> = leak.cures.iter().map(mitigation::Cure::short).collect();
+            let cures: Vec<String> = leak.cures.iter().map(mitigation::LeakCure::short).collect();
             vec![
                 leak.id.clone(),
                 memory_text(&leak.memory),
@@ -263,7 +269,7 @@ impl<'a> MitigationSelection<'a> {
     }
 }
 
-fn memory_text(all: &[Memory]) -> String {
+fn memory_text(all: &[LeakMemory]) -> String {
     all.iter().map(|one| one.name()).collect::<Vec<_>>().join(" ")
 }
 
@@ -286,7 +292,7 @@ impl MitigationSheet {
         }
     }
 
-    fn evidence(&mut self, all: &[Evidence]) {
+    fn evidence(&mut self, all: &[FixEvidence]) {
         for one in all {
             self.add("seen", one.to_line());
         }
@@ -299,7 +305,7 @@ impl MitigationSheet {
     }
 }
 
-fn mitigation_text(all: &Catalogue, entry: &Mitigation, build: Option<&NamedBuild>) -> String {
+fn mitigation_text(all: &MitigationCatalogue, entry: &MitigationEntry, build: Option<&NamedBuild>) -> String {
     let mut sheet = MitigationSheet(Vec::new());
     sheet.add("mitigation", entry.usage());
     sheet.add("does", entry.title.clone());
@@ -359,7 +365,7 @@ fn mitigation_text(all: &Catalogue, entry: &Mitigation, build: Option<&NamedBuil
     sheet.text()
 }
 
-fn leak_text(leak: &Leak) -> String {
+fn leak_text(leak: &KnownLeak) -> String {
     let mut sheet = MitigationSheet(Vec::new());
     sheet.add("leak", leak.id.clone());
     sheet.add("is", leak.title.clone());
@@ -384,8 +390,8 @@ fn leak_text(leak: &Leak) -> String {
 mod tests {
     use super::*;
 
-    fn all() -> &'static Catalogue {
-        static ALL: std::sync::LazyLock<std::sync::Arc<Catalogue>> =
+    fn all() -> &'static MitigationCatalogue {
+        static ALL: std::sync::LazyLock<std::sync::Arc<MitigationCatalogue>> =
             std::sync::LazyLock::new(|| catalogue().unwrap());
         &ALL
     }
@@ -401,9 +407,9 @@ mod tests {
         assert!(has(&everything, "no-cuda-graphs") && has(&everything, "metal-no-residency"));
         let cuda = ids(Some("cuda"), None);
         assert!(has(&cuda, "no-cuda-graphs") && has(&cuda, "cache-ram") && !has(&cuda, "metal-no-residency"));
-        let host = ids(Some("cuda"), Some(Memory::Host));
+        let host = ids(Some("cuda"), Some(LeakMemory::Host));
         assert!(has(&host, "cache-ram") && !has(&host, "kv-f16"));
-        let leaks = MitigationSelection::of(all(), Some("metal"), Some(Memory::Host)).unwrap().leaks;
+        let leaks = MitigationSelection::of(all(), Some("metal"), Some(LeakMemory::Host)).unwrap().leaks;
         assert!(
             leaks.iter().any(|leak| leak.id == "metal-leaks")
                 && leaks.iter().all(|leak| leak.is_for("metal"))

@@ -10,9 +10,9 @@ use std::path::Path;
 use clap::{Args, Parser, Subcommand};
 use rustix::fs::FlockOperation;
 
-use crate::config::machine::Machine;
-use crate::config::source::layers::{FlagSetting, Loaded, Sources, load};
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::{ConfigSources, FlagSetting, LoadedConfig, load};
+use crate::exit::CommandError;
 
 pub(crate) mod build;
 pub(crate) mod builds;
@@ -51,11 +51,11 @@ mod upgrade;
 #[command(name = "llama-warden", version, about, disable_help_subcommand = true)]
 pub(crate) struct CommandLine {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Builds llama-server, serves a small model and shows a recycle under load.
     Quickstart(quickstart::QuickstartArgs),
     /// Serves models: starts, watches and replaces the llama-servers behind one address.
@@ -154,11 +154,15 @@ pub(crate) struct ConfigArgs {
 
 impl ConfigArgs {
     /// Loads all layers; `--set` overrides `flags`.
-    pub(crate) fn load(&self, machine: &Machine, mut flags: Vec<FlagSetting>) -> Result<Loaded, Failure> {
+    pub(crate) fn load(
+        &self,
+        machine: &HostMachine,
+        mut flags: Vec<FlagSetting>,
+    ) -> Result<LoadedConfig, CommandError> {
         for text in &self.set {
             flags.push(parse_set(text)?);
         }
-        Ok(load(Sources {
+        Ok(load(ConfigSources {
             file: self.config.clone(),
             env: machine.text_vars(),
             flags,
@@ -167,9 +171,9 @@ impl ConfigArgs {
     }
 }
 
-fn parse_set(text: &str) -> Result<FlagSetting, Failure> {
+fn parse_set(text: &str) -> Result<FlagSetting, CommandError> {
     let bad = || {
-        Failure::usage(
+        CommandError::usage(
             format!("--set {text}: this is no `KEY=VALUE`"),
             "write it like `--set server.port=9000` or `--set 'models.\"a.b\".replicas=2'`",
         )
@@ -192,59 +196,60 @@ fn held(path: &Path, how: FlockOperation) -> io::Result<File> {
 }
 
 /// Runs the future of a short command on this thread.
-pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, Failure> {
+pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+    let runtime =
+        runtime.map_err(|error| CommandError::failed(format!("cannot start the runtime: {error}")))?;
     Ok(runtime.block_on(future))
 }
 
 /// Runs the command line: llama-warden's, or llama-server's if started under that name.
-pub(crate) fn run() -> Result<(), Failure> {
+pub(crate) fn run() -> Result<(), CommandError> {
     let mut words = std::env::args_os();
     if dropin::is_alias(words.next().as_deref()) {
         let args = words.map(|word| {
             word.into_string().map_err(|word| {
-                Failure::usage(format!("the argument {} is not text", word.display()), "use UTF-8")
+                CommandError::usage(format!("the argument {} is not text", word.display()), "use UTF-8")
             })
         });
         return serve::run_as_llama_server(args.collect::<Result<_, _>>()?);
     }
     match CommandLine::parse().command {
-        Command::Quickstart(args) => quickstart::run(args),
-        Command::Serve(args) => serve::run(*args),
-        Command::Build(args) => build::run(args),
-        Command::Update(args) => update::run(*args),
-        Command::Rollback(args) => update::rollback(&args),
-        Command::Builds(command) => builds::run(command),
-        Command::Patches(command) => patches::run(*command),
-        Command::Mitigations(command) => mitigations::run(&command),
-        Command::Policy(command) => policy::run(command),
-        Command::Plan(args) => plan::run(&args),
-        Command::Import(args) => import::run(&args),
-        Command::Diagnose(args) => diagnose::run(*args),
-        Command::Keys(command) => keys::run(command),
-        Command::SampleModel(args) => sample_model::run(&args),
-        Command::Status(args) => control::status(&args),
-        Command::Top(args) => top::run(*args),
-        Command::Restart(args) => control::restart(&args),
-        Command::Upgrade(args) => upgrade::run(&args),
-        Command::Drain(args) => control::drain(&args),
-        Command::Reclaim(args) => control::reclaim(&args),
-        Command::Pin(args) => control::pin(&args, true),
-        Command::Unpin(args) => control::pin(&args, false),
-        Command::Canary(command) => canary::run(&command),
-        Command::History(args) => history::run(&args),
-        Command::Logs(args) => control::logs(&args),
-        Command::Events(args) => control::events(&args),
-        Command::Requests(args) => requests::run(&args),
-        Command::Report(args) => report::run(&args),
-        Command::Quarantine(command) => quarantine::run(&command),
-        Command::Config(command) => config::run(command),
-        Command::KeepWrapped(args) => diagnose::keep_wrapped(&args),
-        Command::Service(command) => service::run(&command),
-        Command::Completions(args) => papers::completions(&args),
-        Command::Man(args) => papers::man(&args),
-        Command::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
+        CliCommand::Quickstart(args) => quickstart::run(args),
+        CliCommand::Serve(args) => serve::run(*args),
+        CliCommand::Build(args) => build::run(args),
+        CliCommand::Update(args) => update::run(*args),
+        CliCommand::Rollback(args) => update::rollback(&args),
+        CliCommand::Builds(command) => builds::run(command),
+        CliCommand::Patches(command) => patches::run(*command),
+        CliCommand::Mitigations(command) => mitigations::run(&command),
+        CliCommand::Policy(command) => policy::run(command),
+        CliCommand::Plan(args) => plan::run(&args),
+        CliCommand::Import(args) => import::run(&args),
+        CliCommand::Diagnose(args) => diagnose::run(*args),
+        CliCommand::Keys(command) => keys::run(command),
+        CliCommand::SampleModel(args) => sample_model::run(&args),
+        CliCommand::Status(args) => control::status(&args),
+        CliCommand::Top(args) => top::run(*args),
+        CliCommand::Restart(args) => control::restart(&args),
+        CliCommand::Upgrade(args) => upgrade::run(&args),
+        CliCommand::Drain(args) => control::drain(&args),
+        CliCommand::Reclaim(args) => control::reclaim(&args),
+        CliCommand::Pin(args) => control::pin(&args, true),
+        CliCommand::Unpin(args) => control::pin(&args, false),
+        CliCommand::Canary(command) => canary::run(&command),
+        CliCommand::History(args) => history::run(&args),
+        CliCommand::Logs(args) => control::logs(&args),
+        CliCommand::Events(args) => control::events(&args),
+        CliCommand::Requests(args) => requests::run(&args),
+        CliCommand::Report(args) => report::run(&args),
+        CliCommand::Quarantine(command) => quarantine::run(&command),
+        CliCommand::Config(command) => config::run(command),
+        CliCommand::KeepWrapped(args) => diagnose::keep_wrapped(&args),
+        CliCommand::Service(command) => service::run(&command),
+        CliCommand::Completions(args) => papers::completions(&args),
+        CliCommand::Man(args) => papers::man(&args),
+        CliCommand::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory as _, ValueEnum};
 use clap_complete::Shell;
 
 use super::CommandLine;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ fn described() -> clap::Command {
     quiet(CommandLine::command())
 }
 
-pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), CommandError> {
     let shell = match args.shell {
         CompletionShell::Bash => Shell::Bash,
         CompletionShell::Zsh => Shell::Zsh,
@@ -50,12 +50,12 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     out::write(&String::from_utf8_lossy(&text))
 }
 
-pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
+pub(crate) fn man(args: &ManArgs) -> Result<(), CommandError> {
     let folder = &args.folder;
     let written =
         std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(described(), folder));
     written.map_err(|error| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("cannot write the pages to {}: {error}", folder.display()),
             "name a folder that we may write to",
         )

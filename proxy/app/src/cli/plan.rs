@@ -10,18 +10,21 @@ use std::str::FromStr;
 
 use clap::Args;
 use serde_json::{Value, json};
-use warden_policies::book::{self, Fit, LaterMemory, Machine as Room, Measured, Needs, Part, Run, Wanted};
+use warden_policies::book::{
+    self, LaterMemory, MachineCapacity as Room, MeasuredNeeds, MemoryNeeds, ModelFit, NeedPurpose,
+    PlacementRequest, ServerRun,
+};
 use warden_policies::growth::LeakPrior;
 use warden_policies::{ByteSize, defaults, phrases};
-use warden_sensors::gpu::Gpus;
+use warden_sensors::gpu::GpuSensors;
 use warden_supervisor::known_memory;
-use warden_supervisor::spec::Command;
+use warden_supervisor::spec::ServerCommand;
 
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::Machine;
-use crate::config::needs::{Known, is_for_cpu, left_for_models, own_memory, server_build, why};
+use crate::config::machine::HostMachine;
+use crate::config::needs::{ModelMemoryNeeds, is_for_cpu, left_for_models, own_memory, server_build, why};
 use crate::config::resolve::{resolve, store};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 /// Maximum number of models of which all combinations are tried.
@@ -52,13 +55,13 @@ struct PlanSheet {
     name: String,
     /// Number of concurrent processes of the model.
     replicas: u32,
-    known: Result<Known, String>,
+    known: Result<ModelMemoryNeeds, String>,
     /// Recorded leaks of processes with this command.
     leaks: Vec<LeakPrior>,
 }
 
-pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let only = match &args.model {
         Some(name) => Some(super::policy::find(&loaded, name)?.0.to_owned()),
@@ -82,7 +85,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             let mut sheet = PlanSheet {
                 name: spec.name.to_string(),
                 replicas: spec.run.replicas,
-                known: Known::read(&spec.command, env.clone(), server_build(build, has_gpu)),
+                known: ModelMemoryNeeds::read(&spec.command, env.clone(), server_build(build, has_gpu)),
                 leaks: Vec::new(),
             };
             if args.gpus.is_none() {
@@ -99,19 +102,19 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
 }
 
 /// Memory available to models.
-fn room(args: &PlanArgs, machine: &Machine) -> Result<Room, Failure> {
+fn room(args: &PlanArgs, machine: &HostMachine) -> Result<Room, CommandError> {
     let host = args.host.unwrap_or(machine.memory).0;
     let gpus = match args.gpus.as_deref() {
         Some("none") => Vec::new(),
         Some(sizes) => sizes.split(',').map(|size| size_of(size.trim())).collect::<Result<_, _>>()?,
-        None => own_memory(&Gpus::open()),
+        None => own_memory(&GpuSensors::open()),
     };
     Ok(left_for_models(host, &gpus, &defaults().loading))
 }
 
-fn size_of(text: &str) -> Result<u64, Failure> {
+fn size_of(text: &str) -> Result<u64, CommandError> {
     ByteSize::from_str(text).map(|size| size.0).map_err(|error| {
-        Failure::usage(
+        CommandError::usage(
             format!("--gpus: {error}"),
             "write the memory of each GPU: `--gpus 24GiB,24GiB`, or `none`",
         )
@@ -120,17 +123,17 @@ fn size_of(text: &str) -> Result<u64, Failure> {
 
 impl PlanSheet {
     /// Replaces planned sizes by those that processes with this command held on this machine.
-    fn measured(&mut self, state_dir: &Path, command: &Command) {
+    fn measured(&mut self, state_dir: &Path, command: &ServerCommand) {
         let seen = known_memory(state_dir, command);
         if let Ok(known) = &mut self.known {
-            known.needs.measured = Measured::of(&seen.held, &seen.worst);
+            known.needs.measured = MeasuredNeeds::of(&seen.held, &seen.worst);
         }
         self.leaks = seen.leaks;
     }
 }
 
 /// Processes to place: one for each replica of a model with known needs.
-fn processes_to_place(sheets: &[PlanSheet]) -> Vec<Wanted> {
+fn processes_to_place(sheets: &[PlanSheet]) -> Vec<PlacementRequest> {
     let each = sheets.iter().filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
     let each = each.flat_map(|(sheet, known)| {
         (1..=sheet.replicas).map(move |number| (number, replica_name(&sheet.name, number), known))
@@ -139,7 +142,7 @@ fn processes_to_place(sheets: &[PlanSheet]) -> Vec<Wanted> {
         let (gpus, may_split) = known.gpus();
         // Replicas share one mapped file; count it once.
         let mapped = if number == 1 { known.needs.mapped } else { 0 };
-        Wanted { name, needs: Needs { mapped, ..known.needs.clone() }, gpus, may_split }
+        PlacementRequest { name, needs: MemoryNeeds { mapped, ..known.needs.clone() }, gpus, may_split }
     })
     .collect()
 }
@@ -150,15 +153,15 @@ fn replica_name(name: &str, number: u32) -> String {
 }
 
 /// The largest sets of processes that fit, with their placement. No set is a subset of another.
-fn together(all: &[Wanted], room: &Room) -> Vec<Vec<Fit>> {
+fn together(all: &[PlacementRequest], room: &Room) -> Vec<Vec<ModelFit>> {
     let fits = |set: u32| {
-        let chosen: Vec<&Wanted> =
+        let chosen: Vec<&PlacementRequest> =
             (0..).zip(all).filter(|(index, _)| set >> index & 1 == 1).map(|(_, one)| one).collect();
         book::fit(room, &chosen).ok()
     };
     let mut sets: Vec<u32> = (1..1_u32 << all.len()).collect();
     sets.sort_by_key(|set| std::cmp::Reverse(set.count_ones()));
-    let mut found: Vec<(u32, Vec<Fit>)> = Vec::new();
+    let mut found: Vec<(u32, Vec<ModelFit>)> = Vec::new();
     for set in sets {
         if found.iter().any(|(larger, _)| larger & set == set) {
             continue;
@@ -170,7 +173,7 @@ fn together(all: &[Wanted], room: &Room) -> Vec<Vec<Fit>> {
     found.into_iter().map(|(_, fit)| fit).collect()
 }
 
-fn bytes(parts: &[(Part, u64)], part: Part) -> String {
+fn bytes(parts: &[(NeedPurpose, u64)], part: NeedPurpose) -> String {
     parts
         .iter()
         .find(|(known, _)| *known == part)
@@ -214,7 +217,7 @@ fn text(sheets: &[PlanSheet], room: &Room) -> String {
         (Err(misfit), count) => {
             lines.push(format!("not all of them fit together: {}", why(&misfit)));
             if count <= MAX_COMBINED_MODELS {
-                let every: Vec<Wanted> = every.into_iter().cloned().collect();
+                let every: Vec<PlacementRequest> = every.into_iter().cloned().collect();
                 lines.extend(
                     together(&every, room).iter().map(|fits| format!("  together: {}", places(fits))),
                 );
@@ -229,7 +232,7 @@ fn rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
     let head = ["MODEL", "WHERE", "WEIGHTS", "CACHE", "STATE", "COMPUTING", "PROJECTOR", "FIXED", "ALL"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for sheet in sheets {
-        let Ok(Known { needs, .. }) = &sheet.known else { continue };
+        let Ok(ModelMemoryNeeds { needs, .. }) = &sheet.known else { continue };
         for (place, parts, fixed, all) in [
             ("GPU", &needs.gpu, needs.each_gpu, needs.gpu_bytes(1)),
             ("host", &needs.host, 0, needs.host_bytes()),
@@ -240,9 +243,16 @@ fn rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
             let is_measured =
                 if place == "host" { needs.measured.host.is_some() } else { needs.measured.gpu.is_some() };
             let all = format!("{}{}", ByteSize(all), if is_measured { " (measured)" } else { "" });
-            let fixed = if fixed > 0 { ByteSize(fixed).to_string() } else { bytes(parts, Part::Fixed) };
+            let fixed =
+                if fixed > 0 { ByteSize(fixed).to_string() } else { bytes(parts, NeedPurpose::Fixed) };
             let name = if place == "host" && needs.uses_gpu() { String::new() } else { sheet.name.clone() };
-            let cells = [Part::Weights, Part::Cache, Part::State, Part::Computing, Part::Projector];
+            let cells = [
+                NeedPurpose::Weights,
+                NeedPurpose::Cache,
+                NeedPurpose::State,
+                NeedPurpose::Computing,
+                NeedPurpose::Projector,
+            ];
             let mut row = vec![name, place.to_owned()];
             row.extend(cells.map(|part| bytes(parts, part)));
             row.extend([fixed, all]);
@@ -253,9 +263,9 @@ fn rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
 }
 
 /// Describes a model beyond its numbers.
-fn model_notes(sheet: &PlanSheet, known: &Known) -> String {
+fn model_notes(sheet: &PlanSheet, known: &ModelMemoryNeeds) -> String {
     let name = &sheet.name;
-    let Needs { context, slots, mapped, untouched, unknown, .. } = &known.needs;
+    let MemoryNeeds { context, slots, mapped, untouched, unknown, .. } = &known.needs;
     let each = if *slots == 1 { "one slot".to_owned() } else { format!("{slots} slots") };
     let mut parts = vec![format!("{name}: {context} tokens of context for {each}")];
     if sheet.replicas > 1 {
@@ -283,7 +293,7 @@ fn model_notes(sheet: &PlanSheet, known: &Known) -> String {
 }
 
 /// Compares the measured with the planned sizes.
-fn measured_note(needs: &Needs) -> Option<String> {
+fn measured_note(needs: &MemoryNeeds) -> Option<String> {
     let of = |measured: u64, planned: u64, place: &str| {
         format!("{} {place} ({} planned)", ByteSize(measured), ByteSize(planned))
     };
@@ -309,14 +319,14 @@ fn later_note(later: &LaterMemory) -> Option<String> {
 }
 
 /// Upper bound of a process's host memory, in bytes; `None` if it is unbounded.
-fn max_host_bytes(known: &Known) -> Option<u64> {
+fn max_host_bytes(known: &ModelMemoryNeeds) -> Option<u64> {
     // Take the maximum, not the sum: the measured size may already include parts of the caches.
     let with_caches = known.needs.planned_host().saturating_add(known.later.bytes()?);
     Some(with_caches.max(known.needs.host_bytes()))
 }
 
 /// Warns if all models fit now but not with their maximum memory.
-fn later_warning(sheets: &[PlanSheet], fits: &[Fit], room: &Room) -> Option<String> {
+fn later_warning(sheets: &[PlanSheet], fits: &[ModelFit], room: &Room) -> Option<String> {
     let fitting = sheets.iter().filter(|sheet| fits.iter().any(|fit| fit.name == sheet.name));
     let known = fitting.filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
     let most: Option<u64> = known
@@ -339,12 +349,12 @@ fn later_warning(sheets: &[PlanSheet], fits: &[Fit], room: &Room) -> Option<Stri
 }
 
 /// Proposes a smaller context that fits, if there is one.
-fn less(known: &Known, one: &Wanted, room: &Room) -> String {
+fn less(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room) -> String {
     let fits = |context: u64| {
-        let run = Run { context: Some(context), ..known.run.clone() };
+        let run = ServerRun { context: Some(context), ..known.run.clone() };
         // Plan anew: measurements are only valid for the present context.
         let needs = book::needs(&known.shape, &run, known.server, known.projector);
-        book::fit(room, &[&Wanted { needs, ..one.clone() }]).is_ok()
+        book::fit(room, &[&PlacementRequest { needs, ..one.clone() }]).is_ok()
     };
     let (mut low, mut high) = (0, known.needs.context / CONTEXT_STEP);
     while low + 1 < high {
@@ -355,10 +365,10 @@ fn less(known: &Known, one: &Wanted, room: &Room) -> String {
 }
 
 /// Formats a placement: `a on GPU 0, b on GPUs 0 and 1`.
-fn places(fits: &[Fit]) -> String {
-    let mut fits: Vec<&Fit> = fits.iter().collect();
+fn places(fits: &[ModelFit]) -> String {
+    let mut fits: Vec<&ModelFit> = fits.iter().collect();
     fits.sort_by(|one, other| one.name.cmp(&other.name));
-    let place = |fit: &Fit| match &fit.gpus[..] {
+    let place = |fit: &ModelFit| match &fit.gpus[..] {
         [] => format!("{} on the host", fit.name),
         [(gpu, _)] => format!("{} on GPU {gpu}", fit.name),
         several => {
@@ -371,13 +381,13 @@ fn places(fits: &[Fit]) -> String {
 }
 
 fn as_json(sheets: &[PlanSheet], room: &Room) -> Value {
-    let parts = |parts: &[(Part, u64)]| {
+    let parts = |parts: &[(NeedPurpose, u64)]| {
         Value::Object(parts.iter().map(|(part, bytes)| (part.as_str().to_owned(), json!(bytes))).collect())
     };
     let models: Vec<Value> = sheets
         .iter()
         .map(|sheet| match &sheet.known {
-            Ok(known @ Known { needs, later, .. }) => json!({
+            Ok(known @ ModelMemoryNeeds { needs, later, .. }) => json!({
                 "name": sheet.name, "replicas": sheet.replicas, "context": needs.context, "slots": needs.slots,
                 "host": parts(&needs.host), "host_bytes": needs.host_bytes(), "mapped_bytes": needs.mapped,
                 "gpu": parts(&needs.gpu), "each_gpu_bytes": needs.each_gpu, "gpu_bytes": needs.gpu_bytes(1),
@@ -393,8 +403,8 @@ fn as_json(sheets: &[PlanSheet], room: &Room) -> Value {
         })
         .collect();
     let all = processes_to_place(sheets);
-    let every: Vec<&Wanted> = all.iter().collect();
-    let place = |fit: &Fit| json!({ "name": fit.name, "gpus": fit.gpus.iter().map(|(gpu, bytes)| json!({ "gpu": gpu, "bytes": bytes })).collect::<Vec<_>>() });
+    let every: Vec<&PlacementRequest> = all.iter().collect();
+    let place = |fit: &ModelFit| json!({ "name": fit.name, "gpus": fit.gpus.iter().map(|(gpu, bytes)| json!({ "gpu": gpu, "bytes": bytes })).collect::<Vec<_>>() });
     let fit = match book::fit(room, &every) {
         Ok(fits) => json!({ "all": true, "places": fits.iter().map(place).collect::<Vec<_>>() }),
         Err(misfit) => json!({ "all": false, "why": why(&misfit) }),
@@ -408,9 +418,9 @@ mod tests {
 
     #[test]
     fn the_largest_sets_are_told_and_none_that_is_a_part_of_another() {
-        let one = |name: &str, gib: u64| Wanted {
+        let one = |name: &str, gib: u64| PlacementRequest {
             name: name.to_owned(),
-            needs: Needs { gpu: vec![(Part::Weights, gib << 30)], ..Needs::default() },
+            needs: MemoryNeeds { gpu: vec![(NeedPurpose::Weights, gib << 30)], ..MemoryNeeds::default() },
             gpus: Vec::new(),
             may_split: false,
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
-use warden_builder::{Event, Phase};
+use warden_builder::{BuildEvent, BuildPhase};
 
 use crate::out;
 
@@ -15,8 +15,8 @@ const PLAIN_LINE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_LINE_COLUMNS: usize = 79;
 
 /// Shows events until their sender is dropped.
-pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
-    let mut display = BuildDisplay { lines: Lines::new(), phase: Phase::Fetch };
+pub(crate) async fn show(mut events: UnboundedReceiver<BuildEvent>) {
+    let mut display = BuildDisplay { lines: ProgressLines::new(), phase: BuildPhase::Fetch };
     while let Some(event) = events.recv().await {
         display.see(&event);
     }
@@ -24,18 +24,18 @@ pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
 }
 
 struct BuildDisplay {
-    lines: Lines,
-    phase: Phase,
+    lines: ProgressLines,
+    phase: BuildPhase,
 }
 
 impl BuildDisplay {
-    fn see(&mut self, event: &Event) {
+    fn see(&mut self, event: &BuildEvent) {
         match event {
-            Event::Progress { done, total, item } => {
+            BuildEvent::Progress { done, total, item } => {
                 let text = format!("{} {done}/{total} {item}", self.phase);
                 self.lines.change(&text, done == total);
             }
-            Event::Phase(phase) => {
+            BuildEvent::Phase(phase) => {
                 self.phase = *phase;
                 self.lines.line(&phase.to_string());
             }
@@ -50,7 +50,7 @@ impl BuildDisplay {
 
 /// Lines on standard error, prefixed with the elapsed time. On a terminal the last line may change.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct ProgressLines {
     terminal: bool,
     started: Instant,
     told: Option<Instant>,
@@ -58,7 +58,7 @@ pub(crate) struct Lines {
     open: bool,
 }
 
-impl Lines {
+impl ProgressLines {
     pub(crate) fn new() -> Self {
         Self { terminal: out::stderr_is_terminal(), started: Instant::now(), told: None, open: false }
     }
@@ -103,23 +103,23 @@ impl Lines {
     }
 }
 
-fn text(event: &Event) -> Option<String> {
+fn text(event: &BuildEvent) -> Option<String> {
     Some(match event {
-        Event::Obtaining { what, from, into } => {
+        BuildEvent::Obtaining { what, from, into } => {
             format!("obtaining {what} from {from} into {}", into.display())
         }
-        Event::Planned(plan) => {
+        BuildEvent::Planned(plan) => {
             let backend = format!("{} ({})", plan.recipe.backend, plan.recipe.arch());
             let patches = &plan.recipe.patch_set;
             format!("found {}\nbuild {}\nfor {backend}, patches {patches}", plan.source, plan.id)
         }
-        Event::Hit(id) => format!("build {id} is in the store already"),
-        Event::Waiting(id) => format!("another llama-warden builds {id}; waiting for it"),
-        Event::Note(note) => note.clone(),
-        Event::Log(path) => format!("full log: {}", path.display()),
-        Event::Checked(check) => format!("checked: {check}"),
-        Event::Installed(id) => format!("build {id} is in the store"),
-        Event::Phase(_) | Event::Progress { .. } => return None,
+        BuildEvent::Hit(id) => format!("build {id} is in the store already"),
+        BuildEvent::Waiting(id) => format!("another llama-warden builds {id}; waiting for it"),
+        BuildEvent::Note(note) => note.clone(),
+        BuildEvent::Log(path) => format!("full log: {}", path.display()),
+        BuildEvent::Checked(check) => format!("checked: {check}"),
+        BuildEvent::Installed(id) => format!("build {id} is in the store"),
+        BuildEvent::Phase(_) | BuildEvent::Progress { .. } => return None,
     })
 }
 
@@ -146,25 +146,29 @@ mod tests {
         }));
         let id = || "90b61a0bd726c6ae".parse::<warden_builder::BuildId>().unwrap();
         let events = [
-            Event::Obtaining { what: "cmake and ninja".to_owned(), from: "PyPI", into: "/data/tools".into() },
-            Event::Planned(plan.unwrap()),
-            Event::Hit(id()),
-            Event::Waiting(id()),
-            Event::Note("4 jobs: as many as cores".to_owned()),
-            Event::Log("/cache/logs/build.log".into()),
-            Event::Checked("health"),
-            Event::Installed(id()),
+            BuildEvent::Obtaining {
+                what: "cmake and ninja".to_owned(),
+                from: "PyPI",
+                into: "/data/tools".into(),
+            },
+            BuildEvent::Planned(plan.unwrap()),
+            BuildEvent::Hit(id()),
+            BuildEvent::Waiting(id()),
+            BuildEvent::Note("4 jobs: as many as cores".to_owned()),
+            BuildEvent::Log("/cache/logs/build.log".into()),
+            BuildEvent::Checked("health"),
+            BuildEvent::Installed(id()),
         ];
         let told = events.iter().filter_map(text).map(|told| told + "\n");
         let phases = [
-            Phase::Fetch,
-            Phase::Check,
-            Phase::Unpack,
-            Phase::Page,
-            Phase::Configure,
-            Phase::Compile,
-            Phase::Verify,
-            Phase::Install,
+            BuildPhase::Fetch,
+            BuildPhase::Check,
+            BuildPhase::Unpack,
+            BuildPhase::Page,
+            BuildPhase::Configure,
+            BuildPhase::Compile,
+            BuildPhase::Verify,
+            BuildPhase::Install,
         ];
         let phases = phases.map(|phase| format!("{phase}\n"));
         insta::assert_snapshot!(told.chain(phases).collect::<String>());

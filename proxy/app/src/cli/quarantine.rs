@@ -9,20 +9,20 @@ use warden_supervisor::ModelView;
 
 use super::block_on;
 use super::control::InstanceArgs;
-use crate::admin::answer::Status;
-use crate::exit::Failure;
+use crate::admin::answer::AdminStatus;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuarantineCommand {
     /// Lists refused or suspected requests, by their fingerprints.
-    List(ListArgs),
+    List(QuarantineListArgs),
     /// Releases requests, so that they are served like others again.
     Release(QuarantineReleaseArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct QuarantineListArgs {
     /// Prints JSON, for programs.
     #[arg(long)]
     json: bool,
@@ -39,15 +39,15 @@ pub(crate) struct QuarantineReleaseArgs {
     instance: InstanceArgs,
 }
 
-pub(crate) fn run(command: &QuarantineCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: &QuarantineCommand) -> Result<(), CommandError> {
     match command {
         QuarantineCommand::List(args) => list(args),
         QuarantineCommand::Release(args) => release(args),
     }
 }
 
-fn list(args: &ListArgs) -> Result<(), Failure> {
-    let status: Status = block_on(args.instance.client()?.json(Method::GET, &["status"]))??;
+fn list(args: &QuarantineListArgs) -> Result<(), CommandError> {
+    let status: AdminStatus = block_on(args.instance.client()?.json(Method::GET, &["status"]))??;
     let models = &status.fleet.models;
     if args.json {
         let all = models.iter().map(|model| (model.name.to_string(), json!(model.quarantine)));
@@ -78,7 +78,7 @@ fn table(models: &[Arc<ModelView>]) -> String {
     out::table(&rows)
 }
 
-fn release(args: &QuarantineReleaseArgs) -> Result<(), Failure> {
+fn release(args: &QuarantineReleaseArgs) -> Result<(), CommandError> {
     #[derive(serde::Deserialize)]
     struct ReleaseAnswer {
         released: usize,
@@ -92,15 +92,15 @@ fn release(args: &QuarantineReleaseArgs) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use warden_policies::ModelName;
-    use warden_policies::quarantine::{Fingerprint, Known};
+    use warden_policies::quarantine::{QuarantinedRequest, RequestFingerprint};
     use warden_supervisor::{ModelState, QuarantineView};
 
     use super::*;
 
     #[test]
     fn what_is_known_is_listed_with_how_long_it_lasts() {
-        let known = |print, refused| Known {
-            fingerprint: Fingerprint(print),
+        let known = |print, refused| QuarantinedRequest {
+            fingerprint: RequestFingerprint(print),
             refused,
             left_s: 90,
             deaths: 2,

@@ -9,9 +9,9 @@ use warden_policies::secrets;
 
 use super::block_on;
 use super::control::InstanceArgs;
-use crate::admin::client::Client;
-use crate::admin::requests::{Cancelled, RequestList, short, took};
-use crate::exit::Failure;
+use crate::admin::client::AdminClient;
+use crate::admin::requests::{CancelReport, RequestList, short, took};
+use crate::exit::CommandError;
 use crate::out;
 
 /// Refresh interval of `--follow`.
@@ -62,7 +62,7 @@ pub(crate) struct RequestsCancelArgs {
     instance: InstanceArgs,
 }
 
-pub(crate) fn run(args: &RequestsArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &RequestsArgs) -> Result<(), CommandError> {
     match &args.command {
         Some(RequestsCommand::Cancel(args)) => cancel(args),
         None => {
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &RequestsArgs) -> Result<(), Failure> {
     }
 }
 
-async fn show(client: &Client, args: &RequestsArgs) -> Result<(), Failure> {
+async fn show(client: &AdminClient, args: &RequestsArgs) -> Result<(), CommandError> {
     let given = [
         ("model", args.model.clone()),
         ("state", args.state.clone()),
@@ -93,10 +93,10 @@ async fn show(client: &Client, args: &RequestsArgs) -> Result<(), Failure> {
     }
 }
 
-fn cancel(args: &RequestsCancelArgs) -> Result<(), Failure> {
+fn cancel(args: &RequestsCancelArgs) -> Result<(), CommandError> {
     let query: Vec<_> = args.number.map(|number| ("number", number.to_string())).into_iter().collect();
     let path = ["requests", &args.id, "cancel"];
-    let told: Cancelled = block_on(args.instance.client()?.json_with(Method::POST, &path, &query))??;
+    let told: CancelReport = block_on(args.instance.client()?.json_with(Method::POST, &path, &query))??;
     if args.json {
         return out::json(&told);
     }

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use warden_builder::sample_model::{self, Options, Preset, WeightKind};
+use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset, WeightKind};
 use warden_policies::ByteSize;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
@@ -16,14 +16,14 @@ pub(crate) struct SampleModelArgs {
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
     /// Seed of the weights. Models of different seeds answer differently.
-    #[arg(long, default_value_t = Options::default().seed)]
+    #[arg(long, default_value_t = SampleModelOptions::default().seed)]
     seed: u64,
     /// Purpose of the model; docs/diagnose.md describes each. Those that end with -gpu have up to 2 GiB,
     /// and those with vision or mmproj are projectors for `--mmproj`.
     #[arg(
         long,
-        default_value = Options::default().preset.name(),
-        value_parser = PossibleValuesParser::new(Preset::ALL.map(Preset::name))
+        default_value = SampleModelOptions::default().preset.name(),
+        value_parser = PossibleValuesParser::new(SamplePreset::ALL.map(SamplePreset::name))
     )]
     preset: String,
     /// Storage type of the matrices, for presets from chat to tools. With other types than f32, the model
@@ -37,20 +37,22 @@ pub(crate) struct SampleModelArgs {
     weights: String,
 }
 
-pub(crate) fn run(args: &SampleModelArgs) -> Result<(), Failure> {
-    let preset = Preset::from_name(&args.preset).unwrap_or_default();
+pub(crate) fn run(args: &SampleModelArgs) -> Result<(), CommandError> {
+    let preset = SamplePreset::from_name(&args.preset).unwrap_or_default();
     let weights = WeightKind::from_name(&args.weights).unwrap_or_default();
     if !preset.takes_weights() && weights != WeightKind::F32 {
         let why = format!("--weights: the preset {} is stored in one form alone", args.preset);
-        return Err(Failure::usage(why, "leave --weights away"));
+        return Err(CommandError::usage(why, "leave --weights away"));
     }
     let path = args.output.display();
-    sample_model::write(&args.output, &Options { seed: args.seed, preset, weights }).map_err(|problem| {
-        Failure::hinted(
-            format!("cannot write {path}: {problem}"),
-            "choose another place; a preset that ends with -gpu needs up to 2 GiB",
-        )
-    })?;
+    sample_model::write(&args.output, &SampleModelOptions { seed: args.seed, preset, weights }).map_err(
+        |problem| {
+            CommandError::hinted(
+                format!("cannot write {path}: {problem}"),
+                "choose another place; a preset that ends with -gpu needs up to 2 GiB",
+            )
+        },
+    )?;
     let bytes = std::fs::metadata(&args.output).map_or(0, |facts| facts.len());
     let form =
         if weights == WeightKind::F32 { String::new() } else { format!(", {} weights", weights.name()) };

@@ -5,12 +5,12 @@ use std::os::unix::process::CommandExt;
 use clap::Args;
 
 use super::{ConfigArgs, dropin};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::store;
 use crate::config::source::layers::FlagSetting;
-use crate::config::source::tree::{ConfigNode, Kind};
-use crate::exit::Failure;
-use crate::serve::Plan;
+use crate::config::source::tree::{ConfigNode, ConfigValue};
+use crate::exit::CommandError;
+use crate::serve::ConfigSource;
 
 #[derive(Debug, Default, Args)]
 #[command(
@@ -88,10 +88,10 @@ impl ServeArgs {
     }
 
     /// Chooses the sources of the configuration.
-    fn plan(self, machine: &Machine) -> Result<Plan, Failure> {
+    fn plan(self, machine: &HostMachine) -> Result<ConfigSource, CommandError> {
         let any_name = !self.flags.is_empty();
         if !any_name && self.config.config.is_none() && self.models_dir.is_empty() {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "nothing to serve: neither --config nor llama-server's flags are given",
                 "use `llama-warden serve -- -m model.gguf`, `llama-warden serve --models-dir DIR` or \
                  `llama-warden serve --config warden.toml`",
@@ -99,7 +99,7 @@ impl ServeArgs {
         }
         let mut flags = if any_name { dropin::settings(&self.flags, machine)? } else { Vec::new() };
         flags.extend(self.settings());
-        Ok(Plan { config: self.config, flags, any_name })
+        Ok(ConfigSource { config: self.config, flags, any_name })
     }
 }
 
@@ -107,22 +107,23 @@ impl ServeArgs {
 pub(crate) fn folders(dirs: &[String]) -> Option<FlagSetting> {
     let absolute =
         |dir: &String| std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string());
-    let all: Vec<ConfigNode> = dirs.iter().map(|dir| ConfigNode::new(Kind::Text(absolute(dir)))).collect();
+    let all: Vec<ConfigNode> =
+        dirs.iter().map(|dir| ConfigNode::new(ConfigValue::Text(absolute(dir)))).collect();
     (!all.is_empty()).then(|| FlagSetting {
         flag: "flag --models-dir".to_owned(),
         path: vec!["paths".to_owned(), "models".to_owned()],
-        value: ConfigNode::new(Kind::List(all)),
+        value: ConfigNode::new(ConfigValue::List(all)),
     })
 }
 
 /// Serves until it is told to end.
-pub(crate) fn run(args: ServeArgs) -> Result<(), Failure> {
-    crate::serve::run(args.plan(&Machine::read())?)
+pub(crate) fn run(args: ServeArgs) -> Result<(), CommandError> {
+    crate::serve::run(args.plan(&HostMachine::read())?)
 }
 
 /// Acts like llama-server with these arguments.
-pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     if dropin::is_question(&args) {
         return exec_real_server(&args, &machine);
     }
@@ -137,26 +138,26 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), Failure> {
 }
 
 /// Executes the real llama-server, which answers questions like `--help` itself.
-fn exec_real_server(args: &[String], machine: &Machine) -> Result<(), Failure> {
+fn exec_real_server(args: &[String], machine: &HostMachine) -> Result<(), CommandError> {
     let built = match machine.data_dir() {
-        Some(data) => store::find(&data, None).map_err(Failure::failed)?,
+        Some(data) => store::find(&data, None).map_err(CommandError::failed)?,
         None => None,
     };
     let built = built.map(|build| build.facts.binary);
     let binary = built.or_else(|| machine.find_in_path("llama-server")).ok_or_else(|| {
-        Failure::hinted(
+        CommandError::hinted(
             "there is no llama-server: no build in the store, and none in PATH but ourselves",
             "build one with `llama-warden build`",
         )
     })?;
     let error = std::process::Command::new(&binary).args(args).exec();
-    Err(Failure::failed(format!("cannot run {}: {error}", binary.display())))
+    Err(CommandError::failed(format!("cannot run {}: {error}", binary.display())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::source::layers::{Sources, load};
+    use crate::config::source::layers::{ConfigSources, load};
     use clap::Parser;
 
     fn parse(args: &[&str]) -> ServeArgs {
@@ -172,9 +173,9 @@ mod tests {
     fn everything_after_the_dashes_is_llama_servers() {
         let args = parse(&["--port", "1", "--", "-m", "a.gguf", "--port", "2", "--set", "x"]);
         assert_eq!(args.flags, ["-m", "a.gguf", "--port", "2", "--set", "x"]);
-        let plan = args.plan(&Machine::read()).unwrap();
+        let plan = args.plan(&HostMachine::read()).unwrap();
         assert!(plan.any_name);
-        let loaded = load(Sources { flags: plan.flags, ..Sources::default() }).unwrap();
+        let loaded = load(ConfigSources { flags: plan.flags, ..ConfigSources::default() }).unwrap();
         assert_eq!(loaded.settings.server.port, 1, "our own flag comes over llama-server's");
         assert_eq!(loaded.models[0].1.args, ["-m", "a.gguf", "--set", "x"]);
     }
@@ -192,15 +193,15 @@ mod tests {
             "-m",
             "a",
         ]);
-        let plan = args.plan(&Machine::read()).unwrap();
-        let loaded = load(Sources { flags: plan.flags, ..Sources::default() }).unwrap();
+        let plan = args.plan(&HostMachine::read()).unwrap();
+        let loaded = load(ConfigSources { flags: plan.flags, ..ConfigSources::default() }).unwrap();
         assert_eq!(loaded.settings.log.format, "json");
         assert_eq!(loaded.models[0].1.policy.host.soft, "1GiB".parse().ok());
     }
 
     #[test]
     fn with_nothing_to_serve_the_hint_shows_both_ways() {
-        let failure = ServeArgs::default().plan(&Machine::read()).unwrap_err();
+        let failure = ServeArgs::default().plan(&HostMachine::read()).unwrap_err();
         assert_eq!(failure.code(), 2);
         assert!(failure.lines()[1].contains("-- -m"));
     }

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use warden_policies::sample::HostMemory;
-use warden_policies::{Action, ByteSize};
+use warden_policies::{ByteSize, RecycleAction};
 use warden_supervisor::{BackendView, ModelOutage, ModelView};
 
 use super::{gpu, growth};
-use crate::admin::answer::{Budget, Status};
+use crate::admin::answer::{AdminStatus, ModelBudget};
 use crate::out;
 
 const STATUS_COLUMNS: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
 /// Formats the table. Long notes are cut, and follow in full below their rows.
-pub(crate) fn table(status: &Status) -> String {
+pub(crate) fn table(status: &AdminStatus) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     let mut text = format!(
@@ -69,7 +69,7 @@ pub(crate) fn table(status: &Status) -> String {
 }
 
 /// All lines of the table about one model: a line per process, with the lines below it.
-pub(super) fn model_words(status: &Status, model: &ModelView) -> Vec<String> {
+pub(super) fn model_words(status: &AdminStatus, model: &ModelView) -> Vec<String> {
     let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
     let mut words = Vec::new();
     for (row, lines) in model_rows(model, budget) {
@@ -85,7 +85,7 @@ pub(super) fn model_words(status: &Status, model: &ModelView) -> Vec<String> {
 }
 
 /// Lines about a model as a whole.
-fn model_lines(status: &Status, model: &ModelView) -> Vec<String> {
+fn model_lines(status: &AdminStatus, model: &ModelView) -> Vec<String> {
     let name = model.name.as_str();
     let mut lines = Vec::new();
     lines.extend(model.warm.as_ref().map(|warm| format!("last replacement: {warm}")));
@@ -118,7 +118,7 @@ fn pin(model: &ModelView) -> Option<String> {
 type StatusRow = (Vec<String>, Vec<String>);
 
 /// One row per process; one row for a model without a process.
-fn model_rows(model: &ModelView, budget: Budget) -> Vec<StatusRow> {
+fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
     let whole = note(model);
@@ -143,7 +143,7 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<StatusRow> {
             if cut && index == 0 && !lines.iter().any(|line| line.contains(&whole)) {
                 lines.insert(0, whole.clone());
             }
-            lines.extend(growth::no_reclaim(backend, budget != Budget::default()));
+            lines.extend(growth::no_reclaim(backend, budget != ModelBudget::default()));
             lines.extend(backend.report.as_ref().map(gpu::lines).unwrap_or_default());
             (row(model, budget, Some(backend), (index == 0).then_some(short.as_str())), lines)
         })
@@ -151,7 +151,12 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<StatusRow> {
 }
 
 /// Cells of a row; `note` is given only for the first row of a model.
-fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, note: Option<&str>) -> Vec<String> {
+fn row(
+    model: &ModelView,
+    budget: ModelBudget,
+    backend: Option<&BackendView>,
+    note: Option<&str>,
+) -> Vec<String> {
     let dash = || "-".to_owned();
     let of = |value: Option<String>| value.unwrap_or_else(dash);
     let restarts: u64 = model.recycles.iter().map(|(_, count)| count).sum();
@@ -210,8 +215,8 @@ pub(super) fn note(model: &ModelView) -> String {
         return held.to_string();
     }
     match (policy.decision.action, policy.decision.reason) {
-        (Action::Observe, _) | (_, None) => String::new(),
-        (Action::RecycleWhenQuiet, Some(reason)) => format!("will be replaced when quiet: {reason}"),
+        (RecycleAction::Observe, _) | (_, None) => String::new(),
+        (RecycleAction::RecycleWhenQuiet, Some(reason)) => format!("will be replaced when quiet: {reason}"),
         (_, Some(reason)) => format!("is replaced: {reason}"),
     }
 }
@@ -241,15 +246,15 @@ pub(super) fn age(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::answer::{AdviceView, Instance};
+    use crate::admin::answer::{AdviceView, InstanceInfo};
     use std::collections::BTreeMap;
     use std::sync::Arc;
-    use warden_policies::lifecycle::Phase;
-    use warden_policies::reclaim::{Given, Outcome, Parts};
-    use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, Work};
-    use warden_sensors::Report;
-    use warden_sensors::report::{ContextReport, Counts, Settings};
-    use warden_supervisor::{Failure, FailureKind, FleetView, ModelState, ReadySince, ReclaimEntry};
+    use warden_policies::lifecycle::BackendPhase;
+    use warden_policies::reclaim::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
+    use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, WorkDone};
+    use warden_sensors::CudaReport;
+    use warden_sensors::report::{ContextCounts, ContextReport, FixSettings};
+    use warden_supervisor::{BackendFailure, FailureKind, FleetView, ModelState, ReadySince, ReclaimEntry};
 
     fn model(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView {
         ModelView {
@@ -263,20 +268,20 @@ mod tests {
         }
     }
 
-    fn reported() -> Report {
-        let counts = Counts { graphs_live: 3, ..Counts::default() };
-        Report {
+    fn reported() -> CudaReport {
+        let counts = ContextCounts { graphs_live: 3, ..ContextCounts::default() };
+        CudaReport {
             pid: 4000,
             started_unix_ms: 1,
             active: std::collections::BTreeSet::new(),
-            settings: Settings::default(),
+            settings: FixSettings::default(),
             contexts: vec![ContextReport { context: 0, device: 0, live: true, counts, updated_unix_ms: 1 }],
         }
     }
 
     #[test]
     fn the_table_has_a_row_per_process_and_one_for_a_model_without() {
-        let backend = |generation: u64, phase: Phase| BackendView {
+        let backend = |generation: u64, phase: BackendPhase| BackendView {
             degraded: None,
             replica: 0,
             generation: Some(GenerationId(generation)),
@@ -288,7 +293,7 @@ mod tests {
             slots: Some(4),
             host: Some(HostMemory { anon: 3 << 30, swap: 0, rss: 0 }),
             host_at_ready: None,
-            work: Work { requests: 12, ..Work::default() },
+            work: WorkDone { requests: 12, ..WorkDone::default() },
             report: None,
             memory: warden_supervisor::MemoryView::default(),
             health: warden_supervisor::HealthView::default(),
@@ -297,29 +302,30 @@ mod tests {
         };
         let mut failed = model("b", ModelState::Failed, Vec::new());
         failed.crashes = 5;
-        failed.last_failure = Some(Failure {
+        failed.last_failure = Some(BackendFailure {
             kind: FailureKind::BadModel,
             message: "no such file".into(),
             lines: Vec::new(),
             failures: 5,
         });
-        let mut two = vec![backend(7, Phase::Draining), backend(8, Phase::Ready)];
+        let mut two = vec![backend(7, BackendPhase::Draining), backend(8, BackendPhase::Ready)];
         two[0].report = Some(reported());
         two[0].reclaim = warden_supervisor::ReclaimView {
-            parts: Some(Parts::default()),
+            parts: Some(ReclaimParts::default()),
             wanted: true,
             ..warden_supervisor::ReclaimView::default()
         };
         let mut last = ReclaimEntry::of(ModelName::new("a"), 0, GenerationId(8), Reason::HostSoft);
         last.at = "2026-01-01T00:10:00Z".into();
-        last.outcome = Outcome::Partly;
-        (last.heap, last.cuda) = (Some(Outcome::TooSoon), Some(Outcome::Done));
-        last.given = Given { graphs_host: 1 << 30, graphs_device: 300 << 20, ..Given::default() };
+        last.outcome = ReclaimOutcome::Partly;
+        (last.heap, last.cuda) = (Some(ReclaimOutcome::TooSoon), Some(ReclaimOutcome::Done));
+        last.given =
+            ReclaimedBytes { graphs_host: 1 << 30, graphs_device: 300 << 20, ..ReclaimedBytes::default() };
         last.ms = 31;
         last.host_before = Some(HostMemory { anon: 4 << 30, swap: 0, rss: 0 });
         last.host_after = Some(HostMemory { anon: 3 << 30, swap: 0, rss: 0 });
         two[1].reclaim = warden_supervisor::ReclaimView {
-            parts: Some(Parts { heap: true, cuda: true }),
+            parts: Some(ReclaimParts { heap: true, cuda: true }),
             wanted: true,
             asking: true,
             count: 3,
@@ -334,23 +340,23 @@ mod tests {
             watching: true,
             cure: "mend what the message names".into(),
         });
-        let status = Status {
+        let status = AdminStatus {
             bound: Vec::new(),
-            instance: Instance {
+            instance: InstanceInfo {
                 pid: 1,
                 version: "0.1.0".into(),
                 address: "127.0.0.1:8080".into(),
                 started_at: "2026-01-01T00:00:00Z".into(),
                 memory_anon: Some(5 << 20),
-                ..Instance::default()
+                ..InstanceInfo::default()
             },
             budgets: BTreeMap::from([(
                 "a".into(),
-                Budget {
+                ModelBudget {
                     soft: Some(MemoryLimit::Bytes(ByteSize(4 << 30))),
                     hard: Some(MemoryLimit::Bytes(ByteSize(5 << 30))),
                     vram_hard: Some(MemoryLimit::Percent(90.0)),
-                    ..Budget::default()
+                    ..ModelBudget::default()
                 },
             )]),
             advice: BTreeMap::from([(
@@ -398,13 +404,13 @@ mod tests {
         );
         assert_eq!(shortened("no such file", MAX_NOTE_CHARS), "no such file");
         let mut failed = model("b", ModelState::Failed, Vec::new());
-        failed.last_failure = Some(Failure {
+        failed.last_failure = Some(BackendFailure {
             kind: FailureKind::Exit,
             message: sentence.into(),
             lines: Vec::new(),
             failures: 1,
         });
-        let [(row, lines)] = model_rows(&failed, Budget::default()).try_into().unwrap();
+        let [(row, lines)] = model_rows(&failed, ModelBudget::default()).try_into().unwrap();
         assert_eq!(
             row.last().map(String::as_str),
             Some("the last 3 replacements did not bring memory down, so…")

@@ -11,7 +11,7 @@ use warden_policies::units::exact;
 
 use super::block_on;
 use super::control::InstanceArgs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 use crate::serve::upgrade::order::UpgradeReport;
 
@@ -38,13 +38,16 @@ pub(crate) struct UpgradeArgs {
     instance: InstanceArgs,
 }
 
-pub(crate) fn run(args: &UpgradeArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
     let mut query = Vec::new();
     if let Some(to) = &args.to {
         let to = std::path::absolute(to)
-            .map_err(|error| Failure::failed(format!("cannot use {}: {error}", to.display())))?;
+            .map_err(|error| CommandError::failed(format!("cannot use {}: {error}", to.display())))?;
         let text = to.to_str().ok_or_else(|| {
-            Failure::usage(format!("the path {} is no text", to.display()), "rename the program, or move it")
+            CommandError::usage(
+                format!("the path {} is no text", to.display()),
+                "rename the program, or move it",
+            )
         })?;
         query.push(("to", text.to_owned()));
     }
@@ -54,7 +57,7 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), Failure> {
     let limit = limit(args.wait.as_deref());
     let answered = block_on(async { tokio::time::timeout(limit, asked).await })?;
     let upgraded: UpgradeReport = answered.map_err(|_| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("no answer within {} s: whether it comes to an upgrade is not known", limit.as_secs()),
             "`llama-warden status` says which version serves, the log what it waits for",
         )

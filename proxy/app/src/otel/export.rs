@@ -9,20 +9,20 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::Fate;
-use super::proto::{KeyValue, Request, Resource, ResourceSpans, Scope, ScopeSpans, Span};
-use super::send::{Unsent, send};
-use crate::admin::metrics::Metrics;
-use crate::config::resolve::telemetry::Collector;
+use super::SpanOutcome;
+use super::proto::{ExportRequest, KeyValue, OtlpResource, OtlpScope, OtlpSpan, ResourceSpans, ScopeSpans};
+use super::send::{SpanSendError, send};
+use crate::admin::metrics::MetricsRegistry;
+use crate::config::resolve::telemetry::TraceCollector;
 
 pub(crate) struct SpanExporter {
-    collector: Collector,
-    waiting: mpsc::Receiver<Vec<Span>>,
-    metrics: Arc<Metrics>,
+    collector: TraceCollector,
+    waiting: mpsc::Receiver<Vec<OtlpSpan>>,
+    metrics: Arc<MetricsRegistry>,
     /// Names the service and the instance.
-    resource: Resource,
+    resource: OtlpResource,
     /// Spans gathered so far.
-    batch: Vec<Span>,
+    batch: Vec<OtlpSpan>,
     /// Number of spans that are being sent.
     under_way: usize,
     /// End of the wait that the collector asked for.
@@ -33,9 +33,9 @@ pub(crate) struct SpanExporter {
 
 impl SpanExporter {
     pub(super) fn new(
-        collector: Collector,
-        waiting: mpsc::Receiver<Vec<Span>>,
-        metrics: Arc<Metrics>,
+        collector: TraceCollector,
+        waiting: mpsc::Receiver<Vec<OtlpSpan>>,
+        metrics: Arc<MetricsRegistry>,
     ) -> Self {
         let own = [
             ("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
@@ -44,7 +44,7 @@ impl SpanExporter {
         let all = own.iter().chain(&collector.resource);
         let attributes = all.map(|(key, value)| KeyValue::new(key, value.as_str())).collect();
         Self {
-            resource: Resource { attributes },
+            resource: OtlpResource { attributes },
             collector,
             waiting,
             metrics,
@@ -94,7 +94,7 @@ impl SpanExporter {
             lost += spans.len();
         }
         if lost > 0 {
-            self.metrics.spans(Fate::Undelivered, lost);
+            self.metrics.spans(SpanOutcome::Undelivered, lost);
             tracing::warn!(collector = %self.collector.origin, lost, "the last spans could not be sent in time");
         }
     }
@@ -133,27 +133,28 @@ impl SpanExporter {
         true
     }
 
-    fn encoded(&self, spans: Vec<Span>) -> Bytes {
-        let scope = Scope { name: "llama-warden".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+    fn encoded(&self, spans: Vec<OtlpSpan>) -> Bytes {
+        let scope =
+            OtlpScope { name: "llama-warden".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
         let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
         let resource_spans = vec![ResourceSpans { resource: Some(self.resource.clone()), scope_spans }];
-        Request { resource_spans }.encode_to_vec().into()
+        ExportRequest { resource_spans }.encode_to_vec().into()
     }
 
     /// Sends spans, with retries while they may help.
-    async fn deliver(&mut self, spans: Vec<Span>, stop: &CancellationToken) {
+    async fn deliver(&mut self, spans: Vec<OtlpSpan>, stop: &CancellationToken) {
         let numbers = self.collector.numbers.clone();
         let (count, body, since) = (spans.len(), self.encoded(spans), Instant::now());
         let mut pause = numbers.retry_pause;
         loop {
             if !self.wait_allowed(stop).await {
                 // The failure that named this time was logged.
-                return self.metrics.spans(Fate::Undelivered, count);
+                return self.metrics.spans(SpanOutcome::Undelivered, count);
             }
             let (why, fate) = match send(&self.collector, body.clone()).await {
                 Ok((rejected, why)) => return self.arrived(count, rejected, &why),
-                Err(Unsent::Never(why)) => (why, Fate::Rejected),
-                Err(Unsent::Later { why, after }) => {
+                Err(SpanSendError::Never(why)) => (why, SpanOutcome::Rejected),
+                Err(SpanSendError::Later { why, after }) => {
                     // Jitter, so that several senders do not retry at the same moment.
                     let jittered = pause.mul_f64(0.5 + rand::random::<f64>());
                     // A named time is never shorter than our own pause: "at once" would loop for ever.
@@ -173,7 +174,7 @@ impl SpanExporter {
                         }
                         continue;
                     }
-                    (why, Fate::Undelivered)
+                    (why, SpanOutcome::Undelivered)
                 }
             };
             self.metrics.spans(fate, count);
@@ -196,8 +197,8 @@ impl SpanExporter {
 
     fn arrived(&mut self, count: usize, rejected: u64, why: &str) {
         let rejected = usize::try_from(rejected).unwrap_or(usize::MAX).min(count);
-        self.metrics.spans(Fate::Exported, count - rejected);
-        self.metrics.spans(Fate::Rejected, rejected);
+        self.metrics.spans(SpanOutcome::Exported, count - rejected);
+        self.metrics.spans(SpanOutcome::Rejected, rejected);
         if rejected > 0 {
             let why = warden_policies::secrets::text(why);
             tracing::debug!(rejected, "the collector rejects spans: {why}");

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 use warden_policies::defaults;
-use warden_supervisor::Origin;
+use warden_supervisor::RemoteOrigin;
 
 use super::*;
 
@@ -45,20 +45,20 @@ impl Told {
     fn exporter(
         &self,
         numbers: impl FnOnce(&mut defaults::Telemetry),
-    ) -> (mpsc::Sender<Vec<Span>>, SpanExporter, Arc<Metrics>) {
+    ) -> (mpsc::Sender<Vec<OtlpSpan>>, SpanExporter, Arc<MetricsRegistry>) {
         let mut all = defaults().telemetry.clone();
         all.interval = Duration::ZERO;
         all.batch = 2;
         numbers(&mut all);
-        let collector = Collector {
-            origin: Origin::parse(&self.url, None).unwrap(),
+        let collector = TraceCollector {
+            origin: RemoteOrigin::parse(&self.url, None).unwrap(),
             path: "/v1/traces".to_owned(),
             headers: http::HeaderMap::new(),
             resource: Vec::new(),
             numbers: all,
         };
         let (queue, waiting) = mpsc::channel(16);
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(MetricsRegistry::new());
         let exporter = SpanExporter::new(collector, waiting, metrics.clone());
         (queue, exporter, metrics)
     }
@@ -72,8 +72,8 @@ impl Told {
     }
 }
 
-fn spans(count: usize) -> Vec<Span> {
-    vec![Span::default(); count]
+fn spans(count: usize) -> Vec<OtlpSpan> {
+    vec![OtlpSpan::default(); count]
 }
 
 #[tokio::test]
@@ -99,8 +99,8 @@ async fn a_collector_that_names_a_time_is_left_alone_until_then_though_spans_are
     drop(queue);
     running.close();
     running.wait().await;
-    assert_eq!(metrics.span_count(Fate::Undelivered), 2);
-    assert_eq!(metrics.span_count(Fate::Exported), 2);
+    assert_eq!(metrics.span_count(SpanOutcome::Undelivered), 2);
+    assert_eq!(metrics.span_count(SpanOutcome::Exported), 2);
     drop(told.tasks);
 }
 
@@ -118,7 +118,7 @@ async fn what_could_not_be_sent_at_the_end_is_counted() {
     stop.cancel();
     running.close();
     running.wait().await;
-    assert_eq!(metrics.span_count(Fate::Undelivered), 9);
+    assert_eq!(metrics.span_count(SpanOutcome::Undelivered), 9);
     assert!(queue.try_reserve().is_err(), "whoever comes now counts by itself");
 }
 
@@ -137,5 +137,5 @@ async fn at_the_end_a_collector_that_wants_to_be_left_alone_is() {
     running.close();
     running.wait().await;
     assert_eq!(told.came.lock().unwrap().len(), 1);
-    assert_eq!(metrics.span_count(Fate::Undelivered), 4);
+    assert_eq!(metrics.span_count(SpanOutcome::Undelivered), 4);
 }

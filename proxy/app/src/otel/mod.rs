@@ -23,16 +23,16 @@ mod spans;
 use std::sync::Arc;
 
 use tokio::sync::mpsc::{self, error::TrySendError};
-use warden_gateway::Record;
+use warden_gateway::RequestRecord;
 
 pub(crate) use self::export::SpanExporter;
-use self::proto::Span;
-use crate::admin::metrics::Metrics;
-use crate::config::resolve::telemetry::Collector;
+use self::proto::OtlpSpan;
+use crate::admin::metrics::MetricsRegistry;
+use crate::config::resolve::telemetry::TraceCollector;
 
 /// Outcome of spans, as a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum SpanOutcome {
     /// The collector has them.
     Exported,
     /// The queue was full.
@@ -43,7 +43,7 @@ pub(crate) enum Fate {
     Rejected,
 }
 
-impl Fate {
+impl SpanOutcome {
     pub(crate) const ALL: [Self; 4] = [Self::Exported, Self::QueueFull, Self::Undelivered, Self::Rejected];
 
     pub(crate) const fn as_str(self) -> &'static str {
@@ -59,28 +59,28 @@ impl Fate {
 /// Queues spans of requests that are part of a trace.
 #[derive(Clone)]
 pub(crate) struct RequestTracer {
-    queue: mpsc::Sender<Vec<Span>>,
-    metrics: Arc<Metrics>,
+    queue: mpsc::Sender<Vec<OtlpSpan>>,
+    metrics: Arc<MetricsRegistry>,
 }
 
 impl RequestTracer {
     /// A tracer, and the exporter that sends its spans.
-    pub(crate) fn new(collector: Collector, metrics: Arc<Metrics>) -> (Self, SpanExporter) {
+    pub(crate) fn new(collector: TraceCollector, metrics: Arc<MetricsRegistry>) -> (Self, SpanExporter) {
         metrics.initialize_spans();
         let (queue, waiting) = mpsc::channel(collector.numbers.queue.max(1));
         (Self { queue, metrics: metrics.clone() }, SpanExporter::new(collector, waiting, metrics))
     }
 
     /// Queues the spans of an ended request.
-    pub(crate) fn tell(&self, record: &Record) {
+    pub(crate) fn tell(&self, record: &RequestRecord) {
         let Some(trace) = record.trace.as_deref().filter(|trace| trace.context.is_sampled()) else { return };
         match self.queue.try_reserve() {
             Ok(place) => place.send(spans::of(record, trace)),
             Err(full) => {
                 let fate = match full {
-                    TrySendError::Full(()) => Fate::QueueFull,
+                    TrySendError::Full(()) => SpanOutcome::QueueFull,
                     // The exporter has ended.
-                    TrySendError::Closed(()) => Fate::Undelivered,
+                    TrySendError::Closed(()) => SpanOutcome::Undelivered,
                 };
                 self.metrics.spans(fate, trace.parts.len() + 1);
             }

@@ -5,14 +5,14 @@ use prost::{Message, Oneof};
 
 /// `ExportTraceServiceRequest`
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Request {
+pub(crate) struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
     pub(crate) resource_spans: Vec<ResourceSpans>,
 }
 
 /// `ExportTraceServiceResponse`
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Response {
+pub(crate) struct ExportResponse {
     #[prost(message, optional, tag = "1")]
     pub(crate) partial_success: Option<PartialSuccess>,
 }
@@ -29,13 +29,13 @@ pub(crate) struct PartialSuccess {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
-    pub(crate) resource: Option<Resource>,
+    pub(crate) resource: Option<OtlpResource>,
     #[prost(message, repeated, tag = "2")]
     pub(crate) scope_spans: Vec<ScopeSpans>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Resource {
+pub(crate) struct OtlpResource {
     #[prost(message, repeated, tag = "1")]
     pub(crate) attributes: Vec<KeyValue>,
 }
@@ -43,14 +43,14 @@ pub(crate) struct Resource {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
-    pub(crate) scope: Option<Scope>,
+    pub(crate) scope: Option<OtlpScope>,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) spans: Vec<Span>,
+    pub(crate) spans: Vec<OtlpSpan>,
 }
 
 /// `InstrumentationScope`
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Scope {
+pub(crate) struct OtlpScope {
     #[prost(string, tag = "1")]
     pub(crate) name: String,
     #[prost(string, tag = "2")]
@@ -59,7 +59,7 @@ pub(crate) struct Scope {
 
 #[derive(Clone, PartialEq, Message)]
 #[expect(clippy::struct_field_names, reason = "the names are the protocol's")]
-pub(crate) struct Span {
+pub(crate) struct OtlpSpan {
     #[prost(bytes = "vec", tag = "1")]
     pub(crate) trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -80,9 +80,9 @@ pub(crate) struct Span {
     #[prost(message, repeated, tag = "9")]
     pub(crate) attributes: Vec<KeyValue>,
     #[prost(message, repeated, tag = "11")]
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<OtlpEvent>,
     #[prost(message, optional, tag = "15")]
-    pub(crate) status: Option<Status>,
+    pub(crate) status: Option<OtlpStatus>,
     #[prost(fixed32, tag = "16")]
     pub(crate) flags: u32,
 }
@@ -97,7 +97,7 @@ pub(crate) enum SpanKind {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Event {
+pub(crate) struct OtlpEvent {
     #[prost(fixed64, tag = "1")]
     pub(crate) time_unix_nano: u64,
     #[prost(string, tag = "2")]
@@ -105,7 +105,7 @@ pub(crate) struct Event {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Status {
+pub(crate) struct OtlpStatus {
     #[prost(string, tag = "2")]
     pub(crate) message: String,
     #[prost(int32, tag = "3")]
@@ -125,12 +125,12 @@ pub(crate) struct KeyValue {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AnyValue {
-    #[prost(oneof = "Value", tags = "1, 2, 3")]
-    pub(crate) value: Option<Value>,
+    #[prost(oneof = "AttributeValue", tags = "1, 2, 3")]
+    pub(crate) value: Option<AttributeValue>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum Value {
+pub(crate) enum AttributeValue {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(bool, tag = "2")]
@@ -139,26 +139,26 @@ pub(crate) enum Value {
     Number(i64),
 }
 
-impl From<&str> for Value {
+impl From<&str> for AttributeValue {
     fn from(text: &str) -> Self {
         Self::Text(text.to_owned())
     }
 }
 
-impl From<bool> for Value {
+impl From<bool> for AttributeValue {
     fn from(is: bool) -> Self {
         Self::Is(is)
     }
 }
 
-impl From<u64> for Value {
+impl From<u64> for AttributeValue {
     fn from(number: u64) -> Self {
         Self::Number(i64::try_from(number).unwrap_or(i64::MAX))
     }
 }
 
 impl KeyValue {
-    pub(crate) fn new(key: &str, value: impl Into<Value>) -> Self {
+    pub(crate) fn new(key: &str, value: impl Into<AttributeValue>) -> Self {
         Self { key: key.to_owned(), value: Some(AnyValue { value: Some(value.into()) }) }
     }
 }

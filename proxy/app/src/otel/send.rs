@@ -11,15 +11,15 @@ use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::time::timeout;
 
-use super::proto::Response;
-use crate::config::resolve::telemetry::Collector;
+use super::proto::ExportResponse;
+use crate::config::resolve::telemetry::TraceCollector;
 
 /// Limit in bytes of an answer: one sentence, if anything went wrong.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// Why spans did not arrive.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unsent {
+pub(super) enum SpanSendError {
     /// A retry may help.
     Later {
         why: String,
@@ -32,9 +32,9 @@ pub(super) enum Unsent {
 
 /// Sends an encoded request. Returns the number of spans that the collector rejected nevertheless, with its
 /// reason.
-pub(super) async fn send(collector: &Collector, body: Bytes) -> Result<(u64, String), Unsent> {
+pub(super) async fn send(collector: &TraceCollector, body: Bytes) -> Result<(u64, String), SpanSendError> {
     let limit = collector.numbers.timeout;
-    let later = |why: String| Unsent::Later { why, after: None };
+    let later = |why: String| SpanSendError::Later { why, after: None };
     match timeout(limit, exchange_once(collector, body)).await {
         Ok(Ok((status, headers, answer))) => judged(status, &headers, &answer),
         Ok(Err(why)) => Err(later(why)),
@@ -42,7 +42,10 @@ pub(super) async fn send(collector: &Collector, body: Bytes) -> Result<(u64, Str
     }
 }
 
-async fn exchange_once(collector: &Collector, body: Bytes) -> Result<(StatusCode, HeaderMap, Bytes), String> {
+async fn exchange_once(
+    collector: &TraceCollector,
+    body: Bytes,
+) -> Result<(StatusCode, HeaderMap, Bytes), String> {
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = collector.path.parse::<Uri>().map_err(|error| error.to_string())?;
@@ -74,16 +77,17 @@ async fn exchange_once(collector: &Collector, body: Bytes) -> Result<(StatusCode
 }
 
 /// Interprets an answer.
-fn judged(status: StatusCode, headers: &HeaderMap, answer: &Bytes) -> Result<(u64, String), Unsent> {
+fn judged(status: StatusCode, headers: &HeaderMap, answer: &Bytes) -> Result<(u64, String), SpanSendError> {
     if status.is_success() {
         // An unreadable body does not matter if the spans were accepted.
-        let told = Response::decode(answer.clone()).unwrap_or_default().partial_success.unwrap_or_default();
+        let told =
+            ExportResponse::decode(answer.clone()).unwrap_or_default().partial_success.unwrap_or_default();
         return Ok((u64::try_from(told.rejected_spans).unwrap_or(0), told.error_message));
     }
     let why = format!("it answers with {status}");
     match status.as_u16() {
-        429 | 502 | 503 | 504 => Err(Unsent::Later { why, after: retry_after(headers) }),
-        _ => Err(Unsent::Never(why)),
+        429 | 502 | 503 | 504 => Err(SpanSendError::Later { why, after: retry_after(headers) }),
+        _ => Err(SpanSendError::Never(why)),
     }
 }
 
@@ -133,13 +137,15 @@ mod tests {
         assert_eq!(judge(200, &none, b""), Ok((0, String::new())));
         assert_eq!(judge(202, &none, b"<html>rubbish"), Ok((0, String::new())));
         let partial = Some(PartialSuccess { rejected_spans: 3, error_message: "too old".to_owned() });
-        let body = Response { partial_success: partial }.encode_to_vec();
+        let body = ExportResponse { partial_success: partial }.encode_to_vec();
         assert_eq!(judged(StatusCode::OK, &none, &body.into()), Ok((3, "too old".to_owned())));
         for status in [400, 401, 404, 413, 500, 501, 301] {
-            assert!(matches!(judge(status, &none, b""), Err(Unsent::Never(_))), "{status}");
+            assert!(matches!(judge(status, &none, b""), Err(SpanSendError::Never(_))), "{status}");
         }
         for status in [429, 502, 503, 504] {
-            let Err(Unsent::Later { after, .. }) = judge(status, &with("7"), b"") else { panic!("{status}") };
+            let Err(SpanSendError::Later { after, .. }) = judge(status, &with("7"), b"") else {
+                panic!("{status}")
+            };
             assert_eq!(after, Some(Duration::from_secs(7)));
         }
         assert_eq!(retry_after(&none), None);

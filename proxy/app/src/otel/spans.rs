@@ -5,24 +5,24 @@
 use std::time::Duration;
 
 use http::{Method, Version};
-use warden_gateway::{Outcome, Part, PartKind, Peer, Record, Trace};
+use warden_gateway::{GatewayTrace, PartKind, RequestOutcome, RequestRecord, TracePart, TracePeer};
 use warden_policies::ModelName;
 
-use super::proto::{Event, KeyValue, STATUS_CODE_ERROR, Span, SpanKind, Status, Value};
+use super::proto::{AttributeValue, KeyValue, OtlpEvent, OtlpSpan, OtlpStatus, STATUS_CODE_ERROR, SpanKind};
 
 /// Value of `gen_ai.provider.name`.
 const PROVIDER: &str = "llama.cpp";
 
 /// A growing list of attributes.
 #[derive(Default)]
-struct Attributes(Vec<KeyValue>);
+struct SpanAttributes(Vec<KeyValue>);
 
-impl Attributes {
-    fn set(&mut self, key: &str, value: impl Into<Value>) {
+impl SpanAttributes {
+    fn set(&mut self, key: &str, value: impl Into<AttributeValue>) {
         self.0.push(KeyValue::new(key, value));
     }
 
-    fn set_if(&mut self, key: &str, value: Option<impl Into<Value>>) {
+    fn set_if(&mut self, key: &str, value: Option<impl Into<AttributeValue>>) {
         if let Some(value) = value {
             self.set(key, value);
         }
@@ -30,7 +30,7 @@ impl Attributes {
 }
 
 /// All spans of a request, its own first.
-pub(crate) fn of(record: &Record, trace: &Trace) -> Vec<Span> {
+pub(crate) fn of(record: &RequestRecord, trace: &GatewayTrace) -> Vec<OtlpSpan> {
     let mut spans = Vec::with_capacity(1 + trace.parts.len());
     spans.push(server(record, trace));
     spans.extend(trace.parts.iter().map(|part| child(record, trace, part)));
@@ -49,35 +49,39 @@ fn operation(route: &str) -> Option<&'static str> {
 
 /// The error, if the request failed by our or the server's fault. A client that leaves or is refused is no
 /// error of ours.
-fn error_of(record: &Record) -> Option<String> {
+fn error_of(record: &RequestRecord) -> Option<String> {
     match record.outcome {
-        Outcome::ClientGone => None,
-        Outcome::Ok | Outcome::Rejected(_) | Outcome::Denied(_) if record.answer_status() < 500 => None,
-        Outcome::Ok => Some(record.answer_status().to_string()),
+        RequestOutcome::ClientGone => None,
+        RequestOutcome::Ok | RequestOutcome::Rejected(_) | RequestOutcome::Denied(_)
+            if record.answer_status() < 500 =>
+        {
+            None
+        }
+        RequestOutcome::Ok => Some(record.answer_status().to_string()),
         outcome => Some(outcome.as_str().to_owned()),
     }
 }
 
-fn span(trace: &Trace, begin: Duration, end: Duration) -> Span {
+fn span(trace: &GatewayTrace, begin: Duration, end: Duration) -> OtlpSpan {
     let nanos = |since: Duration| {
         trace.began_unix_nanos.saturating_add(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
     };
-    Span {
+    OtlpSpan {
         trace_id: trace.context.trace.bytes().to_vec(),
         trace_state: trace.state.clone().unwrap_or_default(),
         start_time_unix_nano: nanos(begin),
         end_time_unix_nano: nanos(end),
         flags: u32::from(trace.context.flags()),
-        ..Span::default()
+        ..OtlpSpan::default()
     }
 }
 
-fn status(error: Option<&str>) -> Option<Status> {
-    error.map(|message| Status { message: message.to_owned(), code: STATUS_CODE_ERROR })
+fn status(error: Option<&str>) -> Option<OtlpStatus> {
+    error.map(|message| OtlpStatus { message: message.to_owned(), code: STATUS_CODE_ERROR })
 }
 
-fn server(record: &Record, trace: &Trace) -> Span {
-    let mut all = Attributes::default();
+fn server(record: &RequestRecord, trace: &GatewayTrace) -> OtlpSpan {
+    let mut all = SpanAttributes::default();
     let method = method(&record.method);
     all.set("http.request.method", method);
     all.set("url.scheme", if trace.tls { "https" } else { "http" });
@@ -99,11 +103,11 @@ fn server(record: &Record, trace: &Trace) -> Span {
     all.set_if("error.type", error.as_deref());
     let name = trace.path.map_or_else(|| method.to_owned(), |path| format!("{method} {path}"));
     let own = span(trace, Duration::ZERO, record.total);
-    let first = record.first_token.map(|first| Event {
+    let first = record.first_token.map(|first| OtlpEvent {
         time_unix_nano: span(trace, first, first).start_time_unix_nano,
         name: "first_token".to_owned(),
     });
-    Span {
+    OtlpSpan {
         span_id: trace.context.span.bytes().to_vec(),
         parent_span_id: trace.context.parent.map(|parent| parent.bytes().to_vec()).unwrap_or_default(),
         name,
@@ -115,8 +119,8 @@ fn server(record: &Record, trace: &Trace) -> Span {
     }
 }
 
-fn child(record: &Record, trace: &Trace, part: &Part) -> Span {
-    let mut all = Attributes::default();
+fn child(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) -> OtlpSpan {
+    let mut all = SpanAttributes::default();
     let (name, kind) = match &part.kind {
         PartKind::Queue => ("queue".to_owned(), SpanKind::Internal),
         PartKind::Prefill => ("prefill".to_owned(), SpanKind::Internal),
@@ -138,19 +142,19 @@ fn child(record: &Record, trace: &Trace, part: &Part) -> Span {
     // Tokens of all attempts together are on the request's own span.
     all.set_if("error.type", part.failed);
     let own = span(trace, part.begin, part.end.unwrap_or(record.total));
-    Span {
+    OtlpSpan {
         span_id: part.span.bytes().to_vec(),
         parent_span_id: part.parent.bytes().to_vec(),
         name,
         kind: kind.into(),
         attributes: all.0,
-        status: status(part.failed.filter(|failed| *failed != Outcome::ClientGone.as_str())),
+        status: status(part.failed.filter(|failed| *failed != RequestOutcome::ClientGone.as_str())),
         ..own
     }
 }
 
 /// Attributes shared by the request and each attempt.
-fn add_common(all: &mut Attributes, record: &Record) {
+fn add_common(all: &mut SpanAttributes, record: &RequestRecord) {
     if let Some(operation) = operation(record.route) {
         all.set("gen_ai.operation.name", operation);
         all.set("gen_ai.provider.name", PROVIDER);
@@ -158,7 +162,7 @@ fn add_common(all: &mut Attributes, record: &Record) {
     all.set_if("gen_ai.request.model", record.model.as_ref().map(ModelName::as_str));
 }
 
-fn add_tokens(all: &mut Attributes, record: &Record, trace: &Trace) {
+fn add_tokens(all: &mut SpanAttributes, record: &RequestRecord, trace: &GatewayTrace) {
     let evaluated = record.work.prompt_tokens;
     let prompt = trace.prompt.unwrap_or(evaluated).max(evaluated);
     let some = |count: u64| (count > 0).then_some(count);
@@ -167,7 +171,7 @@ fn add_tokens(all: &mut Attributes, record: &Record, trace: &Trace) {
     all.set_if("gen_ai.usage.output_tokens", some(record.work.output_tokens));
 }
 
-fn add_attempt(all: &mut Attributes, peer: &Peer) {
+fn add_attempt(all: &mut SpanAttributes, peer: &TracePeer) {
     all.set("server.address", &*peer.address);
     all.set_if("server.port", peer.port.map(u64::from));
     all.set("network.transport", if peer.port.is_some() { "tcp" } else { "unix" });

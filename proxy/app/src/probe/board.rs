@@ -7,23 +7,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
-use warden_gateway::Gauges;
+use warden_gateway::GatewayGauges;
 use warden_policies::defaults::Probe;
-use warden_policies::pool::agent::{Line, line};
-use warden_policies::pool::{Facts, UnreadyReason, readiness};
+use warden_policies::pool::agent::{AgentAnswer, line};
+use warden_policies::pool::{InstanceFacts, UnreadyReason, readiness};
 
-use super::pace::{AnswerClock, Pace};
+use super::pace::{AnswerClock, ProbePace};
 
 /// Facts with the time of their reading.
 #[derive(Clone, Debug)]
 struct DatedFacts {
     at: Instant,
-    facts: Arc<Facts>,
+    facts: Arc<InstanceFacts>,
 }
 
 /// Rendered metrics.
 #[derive(Clone, Debug)]
-pub(super) struct Text {
+pub(super) struct MetricsText {
     /// Until then no newer ones are made.
     pub(super) fresh_until: Instant,
     /// Until then no client waits for newer ones.
@@ -34,20 +34,20 @@ pub(super) struct Text {
 
 /// The latest facts and metrics. Written by the keeper only.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct ProbeBoard {
     numbers: Probe,
-    gauges: Arc<Gauges>,
-    pace: Pace,
+    gauges: Arc<GatewayGauges>,
+    pace: ProbePace,
     seen: watch::Sender<Option<DatedFacts>>,
     /// When all loops were last responsive; `None` while they are not asked.
     turned: watch::Sender<Option<Instant>>,
-    text: watch::Sender<Option<Arc<Text>>>,
+    text: watch::Sender<Option<Arc<MetricsText>>>,
     /// Notified when a client wants fresh metrics.
     wanted: Notify,
 }
 
-impl Board {
-    pub(crate) fn new(numbers: Probe, gauges: Arc<Gauges>, pace: Pace) -> Self {
+impl ProbeBoard {
+    pub(crate) fn new(numbers: Probe, gauges: Arc<GatewayGauges>, pace: ProbePace) -> Self {
         Self {
             numbers,
             gauges,
@@ -64,13 +64,13 @@ impl Board {
     }
 
     /// Counters of answers.
-    pub(super) const fn pace(&self) -> &Pace {
+    pub(super) const fn pace(&self) -> &ProbePace {
         &self.pace
     }
 
-    pub(super) fn look(&self, facts: Facts) {
+    pub(super) fn look(&self, facts: InstanceFacts) {
         // Draining is read at each probe: stored with the facts, it would be outdated.
-        let facts = Facts { draining: false, ..facts };
+        let facts = InstanceFacts { draining: false, ..facts };
         self.seen.send_replace(Some(DatedFacts { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
@@ -86,7 +86,7 @@ impl Board {
         seen.max(self.turned.borrow().map(|at| at.elapsed()))
     }
 
-    pub(super) fn write(&self, text: Text) {
+    pub(super) fn write(&self, text: MetricsText) {
         self.text.send_replace(Some(Arc::new(text)));
     }
 
@@ -95,7 +95,7 @@ impl Board {
     }
 
     /// The latest facts, unless the program is stuck. The borrow ends at once, so no writer waits.
-    fn seen(&self) -> Option<Arc<Facts>> {
+    fn seen(&self) -> Option<Arc<InstanceFacts>> {
         self.lives().ok()?;
         self.seen.borrow().as_ref().map(|seen| seen.facts.clone())
     }
@@ -131,17 +131,17 @@ impl Board {
     }
 
     /// The answer to `agent-check` of `HAProxy`.
-    pub(super) fn line(&self) -> Line {
+    pub(super) fn line(&self) -> AgentAnswer {
         match self.seen() {
-            _ if self.is_draining() => Line::Drain,
+            _ if self.is_draining() => AgentAnswer::Drain,
             Some(facts) => line(&facts, self.numbers.horizon.as_secs_f64()),
-            None => Line::Down(UnreadyReason::Unknown),
+            None => AgentAnswer::Down(UnreadyReason::Unknown),
         }
     }
 
     /// The last metrics if they are recent enough, so that frequent clients never wait; else fresh ones if
     /// they are made within the patience.
-    pub(super) async fn metrics(&self, clock: &AnswerClock) -> Option<Arc<Text>> {
+    pub(super) async fn metrics(&self, clock: &AnswerClock) -> Option<Arc<MetricsText>> {
         let mut texts = self.text.subscribe();
         let last = texts.borrow_and_update().clone();
         if last.as_ref().is_some_and(|text| Instant::now() < text.fresh_until) {
@@ -168,13 +168,13 @@ mod tests {
 
     use super::*;
 
-    fn board() -> Board {
-        Board::new(warden_policies::defaults().probe.clone(), Arc::default(), Pace::default())
+    fn board() -> ProbeBoard {
+        ProbeBoard::new(warden_policies::defaults().probe.clone(), Arc::default(), ProbePace::default())
     }
 
-    fn serves() -> Facts {
+    fn serves() -> InstanceFacts {
         let model = BalancedModel { slots: 4, depth: 8, ..BalancedModel::default() };
-        Facts { models: vec![model], ..Facts::default() }
+        InstanceFacts { models: vec![model], ..InstanceFacts::default() }
     }
 
     #[tokio::test]
@@ -184,10 +184,10 @@ mod tests {
         board.look(serves());
         assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
         board.gauges.draining.store(true, Ordering::Relaxed);
-        assert_eq!((board.takes(), board.line()), (Err(UnreadyReason::Draining), Line::Drain));
+        assert_eq!((board.takes(), board.line()), (Err(UnreadyReason::Draining), AgentAnswer::Drain));
         assert_eq!(board.lives(), Ok(()));
         // A cancelled drain shows at once, although the last facts were read during the drain.
-        board.look(Facts { draining: true, ..serves() });
+        board.look(InstanceFacts { draining: true, ..serves() });
         board.gauges.draining.store(false, Ordering::Relaxed);
         assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
         let at = Instant::now().checked_sub(board.numbers.stuck).unwrap();
@@ -195,7 +195,7 @@ mod tests {
         assert!(board.lives().is_err());
         assert_eq!(
             (board.takes(), board.line()),
-            (Err(UnreadyReason::Unknown), Line::Down(UnreadyReason::Unknown))
+            (Err(UnreadyReason::Unknown), AgentAnswer::Down(UnreadyReason::Unknown))
         );
         board.look(serves());
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
@@ -206,7 +206,7 @@ mod tests {
         assert!(board.lives().is_err());
         assert_eq!(
             (board.takes(), board.line()),
-            (Err(UnreadyReason::Unknown), Line::Down(UnreadyReason::Unknown))
+            (Err(UnreadyReason::Unknown), AgentAnswer::Down(UnreadyReason::Unknown))
         );
         // Loops that end at a stop do not count as stuck.
         board.turn(false);
@@ -216,11 +216,11 @@ mod tests {
     #[tokio::test]
     async fn metrics_are_made_when_wanted_and_shared_while_they_are_fresh() {
         let numbers = Probe { patience: Duration::from_millis(1), ..board().numbers };
-        let hasty = Board::new(numbers, Arc::default(), Pace::default());
+        let hasty = ProbeBoard::new(numbers, Arc::default(), ProbePace::default());
         let clock = AnswerClock::start();
         assert!(hasty.metrics(&clock).await.is_none(), "nobody makes any");
         hasty.wanted().await;
-        let text = |words: &'static str, fresh: u64, good: u64| Text {
+        let text = |words: &'static str, fresh: u64, good: u64| MetricsText {
             fresh_until: Instant::now() + Duration::from_secs(fresh),
             good_until: Instant::now() + Duration::from_secs(good),
             open_metrics: words.into(),
@@ -229,7 +229,7 @@ mod tests {
         hasty.write(text("one", 0, 0));
         assert_eq!(&hasty.metrics(&clock).await.unwrap().plain[..], b"one", "the last ones, where none come");
         let long_ago = Instant::now().checked_sub(hasty.numbers.stuck).unwrap();
-        hasty.write(Text { fresh_until: long_ago, good_until: long_ago, ..text("dead", 0, 0) });
+        hasty.write(MetricsText { fresh_until: long_ago, good_until: long_ago, ..text("dead", 0, 0) });
         assert!(hasty.metrics(&clock).await.is_none(), "and none where nothing moves");
         let board = board();
         board.write(text("two", 3600, 3600));

@@ -3,26 +3,26 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use warden_gateway::Holds;
+use warden_gateway::ContextHoldings;
 use warden_policies::ModelName;
-use warden_policies::lifecycle::Phase;
-use warden_policies::pool::{BalancedModel, Facts};
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::pool::{BalancedModel, InstanceFacts};
 use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
 
 /// Use of one model's context by requests, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Context {
+pub(crate) struct ContextUse {
     pub(crate) used: u64,
     pub(crate) room: u64,
 }
 
 /// Facts of all models. Canaries do not count, because clients cannot request them.
-pub(crate) fn facts(view: &FleetView, draining: bool, full: bool) -> Facts {
-    Facts { draining, full, models: view.models.iter().map(|model| of_model(model)).collect() }
+pub(crate) fn facts(view: &FleetView, draining: bool, full: bool) -> InstanceFacts {
+    InstanceFacts { draining, full, models: view.models.iter().map(|model| of_model(model)).collect() }
 }
 
 fn of_model(model: &ModelView) -> BalancedModel {
-    let ready = || model.backends.iter().filter(|backend| backend.phase == Phase::Ready);
+    let ready = || model.backends.iter().filter(|backend| backend.phase == BackendPhase::Ready);
     let limits = ready().flat_map(|backend| &backend.memory.forecasts);
     let seconds = limits.filter_map(|limit| Some(limit.forecast.seconds?.value));
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -41,16 +41,19 @@ fn of_model(model: &ModelView) -> BalancedModel {
 
 /// Use of the context of each model's slots. The room of a slot is what its process reported; a model
 /// without a report is left out. Where the slots of a process share one context, that context counts once.
-pub(crate) fn contexts(view: &FleetView, held: &BTreeMap<ModelName, Holds>) -> BTreeMap<String, Context> {
+pub(crate) fn contexts(
+    view: &FleetView,
+    held: &BTreeMap<ModelName, ContextHoldings>,
+) -> BTreeMap<String, ContextUse> {
     let one = |model: &Arc<ModelView>| {
-        let ready = model.backends.iter().filter(|backend| backend.phase == Phase::Ready);
+        let ready = model.backends.iter().filter(|backend| backend.phase == BackendPhase::Ready);
         let pools = |backend: &BackendView| {
             let slots = u64::from(backend.slots?);
             Some(if backend.memory.one_pool { slots.min(1) } else { slots })
         };
         let room = ready.filter_map(pools).sum::<u64>().saturating_mul(model.n_ctx?);
         let used = held.get(&model.name).map_or(0, |holds| holds.tokens);
-        (room > 0).then(|| (model.name.as_str().to_owned(), Context { used: used.min(room), room }))
+        (room > 0).then(|| (model.name.as_str().to_owned(), ContextUse { used: used.min(room), room }))
     };
     view.models.iter().filter_map(one).collect()
 }
@@ -70,16 +73,21 @@ mod tests {
         let room = |processes: Vec<BackendView>, tokens| {
             let mut view = fleet(processes);
             Arc::make_mut(&mut view.models[0]).n_ctx = Some(1000);
-            let held = BTreeMap::from([(view.models[0].name.clone(), Holds { requests: 1, tokens })]);
+            let held =
+                BTreeMap::from([(view.models[0].name.clone(), ContextHoldings { requests: 1, tokens })]);
             contexts(&view, &held).into_values().next()
         };
-        let each = Context { used: 600, room: 4000 };
-        assert_eq!(room(vec![process(Phase::Ready, false)], 600), Some(each), "a context for each slot");
-        let shared = process(Phase::Ready, true);
-        assert_eq!(room(vec![shared.clone()], 600), Some(Context { used: 600, room: 1000 }));
-        let two = vec![shared.clone(), shared, process(Phase::Draining, true)];
-        assert_eq!(room(two, 2600), Some(Context { used: 2000, room: 2000 }), "full is full");
-        let silent = BackendView { slots: None, ..process(Phase::Ready, true) };
+        let each = ContextUse { used: 600, room: 4000 };
+        assert_eq!(
+            room(vec![process(BackendPhase::Ready, false)], 600),
+            Some(each),
+            "a context for each slot"
+        );
+        let shared = process(BackendPhase::Ready, true);
+        assert_eq!(room(vec![shared.clone()], 600), Some(ContextUse { used: 600, room: 1000 }));
+        let two = vec![shared.clone(), shared, process(BackendPhase::Draining, true)];
+        assert_eq!(room(two, 2600), Some(ContextUse { used: 2000, room: 2000 }), "full is full");
+        let silent = BackendView { slots: None, ..process(BackendPhase::Ready, true) };
         assert_eq!(room(vec![silent], 5), None);
     }
 }

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 
-use super::board::Board;
+use super::board::ProbeBoard;
 use super::pace::AnswerClock;
 
 type ProbeResponse = Response<Full<Bytes>>;
@@ -19,7 +19,7 @@ const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; ch
 
 /// Answers one request. Its body is not read.
 pub(super) async fn answer(
-    board: &Board,
+    board: &ProbeBoard,
     clock: &AnswerClock,
     request: Request<Incoming>,
 ) -> Result<ProbeResponse, Infallible> {
@@ -27,7 +27,7 @@ pub(super) async fn answer(
 }
 
 async fn answered(
-    board: &Board,
+    board: &ProbeBoard,
     clock: &AnswerClock,
     method: &Method,
     path: &str,
@@ -87,16 +87,16 @@ mod tests {
     use std::time::Duration;
 
     use warden_policies::defaults::Probe;
-    use warden_policies::pool::{BalancedModel, Facts};
+    use warden_policies::pool::{BalancedModel, InstanceFacts};
 
     use super::*;
-    use crate::probe::pace::Pace;
+    use crate::probe::pace::ProbePace;
 
     #[tokio::test]
     async fn each_route_says_what_it_is_for_and_nothing_else_is_told() {
         let numbers =
             Probe { patience: Duration::from_millis(1), ..warden_policies::defaults().probe.clone() };
-        let board = Board::new(numbers, std::sync::Arc::default(), Pace::default());
+        let board = ProbeBoard::new(numbers, std::sync::Arc::default(), ProbePace::default());
         let clock = AnswerClock::start();
         let none = HeaderMap::new();
         let ask = async |method: Method, path: &str| {
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!((ask(Method::GET, "/livez").await, ask(Method::GET, "/readyz").await), (200, 503));
         assert_eq!(ask(Method::GET, "/metrics").await, 503, "none was made");
         let models = vec![BalancedModel { slots: 1, ..BalancedModel::default() }];
-        board.look(Facts { models, ..Facts::default() });
+        board.look(InstanceFacts { models, ..InstanceFacts::default() });
         assert_eq!((ask(Method::HEAD, "/readyz").await, ask(Method::POST, "/readyz").await), (200, 405));
         for path in ["/", "/status", "/drain", "/readyz/", "/models/m/logs", "/page/"] {
             assert_eq!((ask(Method::GET, path).await, ask(Method::POST, path).await), (404, 404), "{path}");

@@ -9,13 +9,13 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::board::{Board, Text};
-use crate::admin::answer::Admin;
+use super::board::{MetricsText, ProbeBoard};
+use crate::admin::answer::AdminState;
 use crate::admin::families::to_plain_text;
-use crate::serve::manager::{Asked, watch};
+use crate::serve::manager::{LoopAnswers, watch};
 
 /// Runs until `stop`. `/livez` fails if it gets stuck.
-pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToken) {
+pub(crate) async fn keep(board: Arc<ProbeBoard>, admin: AdminState, stop: CancellationToken) {
     let work = async { tokio::join!(look(&board, &admin), keep_metrics(&board, &admin)) };
     tokio::select! {
         _ = work => {}
@@ -24,7 +24,7 @@ pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToke
 }
 
 /// Checks that all loops that a request needs are responsive, until `stop`: then some of them end.
-pub(crate) async fn turns(board: Arc<Board>, ask: impl Fn() -> Asked, stop: CancellationToken) {
+pub(crate) async fn turns(board: Arc<ProbeBoard>, ask: impl Fn() -> LoopAnswers, stop: CancellationToken) {
     board.turn(true);
     let turned = || {
         board.turn(true);
@@ -34,7 +34,7 @@ pub(crate) async fn turns(board: Arc<Board>, ask: impl Fn() -> Asked, stop: Canc
     board.turn(false);
 }
 
-async fn look(board: &Board, admin: &Admin) {
+async fn look(board: &ProbeBoard, admin: &AdminState) {
     loop {
         let begun = Instant::now();
         board.look(admin.facts());
@@ -42,7 +42,7 @@ async fn look(board: &Board, admin: &Admin) {
     }
 }
 
-async fn keep_metrics(board: &Board, admin: &Admin) {
+async fn keep_metrics(board: &ProbeBoard, admin: &AdminState) {
     loop {
         board.wanted().await;
         let begun = Instant::now();
@@ -51,13 +51,18 @@ async fn keep_metrics(board: &Board, admin: &Admin) {
         let plain = Bytes::from(to_plain_text(&text));
         let pause = rest(board, begun.elapsed(), board.numbers().metrics_age);
         let fresh_until = Instant::now() + pause;
-        board.write(Text { fresh_until, good_until: fresh_until + pause, open_metrics: text.into(), plain });
+        board.write(MetricsText {
+            fresh_until,
+            good_until: fresh_until + pause,
+            open_metrics: text.into(),
+            plain,
+        });
         sleep(pause).await;
     }
 }
 
 /// The pause after work that took this long.
-fn rest(board: &Board, took: Duration, least: Duration) -> Duration {
+fn rest(board: &ProbeBoard, took: Duration, least: Duration) -> Duration {
     let share = board.numbers().share.max(0.001);
     least.max(took.div_f64(share))
 }

@@ -18,10 +18,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::board::Board;
+use super::board::ProbeBoard;
 use super::http;
 use super::pace::{AnswerClock, TimedStream};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::sync::lock;
 
 /// Nice value: ten times the weight of the usual level.
@@ -32,18 +32,18 @@ const EVENT_INTERVAL: u32 = 8;
 
 /// Bound sockets of the thread.
 #[derive(Debug, Default)]
-pub(crate) struct Listeners {
+pub(crate) struct ProbeListeners {
     probe: Option<StdListener>,
     agent: Option<StdListener>,
 }
 
-impl Listeners {
+impl ProbeListeners {
     /// Binds the sockets that the predecessor did not leave.
     pub(crate) fn bind(
         probe: Option<SocketAddr>,
         agent: Option<SocketAddr>,
         left: Vec<OwnedFd>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandError> {
         let mut left: Vec<StdListener> = left.into_iter().map(StdListener::from).collect();
         let mut of = |key, address: Option<SocketAddr>| {
             let is_it = |listener: &StdListener| {
@@ -75,20 +75,21 @@ impl Listeners {
     /// # Errors
     ///
     /// The thread cannot be created.
-    pub(crate) fn serve(self, board: Arc<Board>, stop: CancellationToken) -> Result<(), Failure> {
+    pub(crate) fn serve(self, board: Arc<ProbeBoard>, stop: CancellationToken) -> Result<(), CommandError> {
         if self.probe.is_none() && self.agent.is_none() {
             return Ok(());
         }
-        let cannot =
-            |problem: io::Error| Failure::failed(format!("cannot start the thread for probes: {problem}"));
+        let cannot = |problem: io::Error| {
+            CommandError::failed(format!("cannot start the thread for probes: {problem}"))
+        };
         let runtime =
             tokio::runtime::Builder::new_current_thread().event_interval(EVENT_INTERVAL).enable_all().build();
         let runtime = runtime.map_err(cannot)?;
         let work = async move {
             let tasks = TaskTracker::new();
             tokio::select! {
-                () = accept(self.probe, Kind::Probe, &board, &tasks) => {}
-                () = accept(self.agent, Kind::Agent, &board, &tasks) => {}
+                () = accept(self.probe, ProbeProtocol::Probe, &board, &tasks) => {}
+                () = accept(self.agent, ProbeProtocol::Agent, &board, &tasks) => {}
                 () = stop.cancelled() => {}
             }
         };
@@ -117,14 +118,14 @@ fn is_for(own: SocketAddr, wanted: SocketAddr) -> bool {
     own.ip() == wanted.ip() && (wanted.port() == 0 || own.port() == wanted.port())
 }
 
-fn bind(key: &str, address: Option<SocketAddr>) -> Result<Option<StdListener>, Failure> {
+fn bind(key: &str, address: Option<SocketAddr>) -> Result<Option<StdListener>, CommandError> {
     let Some(address) = address else { return Ok(None) };
     let bound = StdListener::bind(address).and_then(|listener| {
         listener.set_nonblocking(true)?;
         Ok(listener)
     });
     bound.map(Some).map_err(|problem| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("cannot listen on {address} (`{key}`): {problem}"),
             format!("choose another `{key}`"),
         )
@@ -133,13 +134,18 @@ fn bind(key: &str, address: Option<SocketAddr>) -> Result<Option<StdListener>, F
 
 /// Protocol of a connection.
 #[derive(Clone, Copy)]
-enum Kind {
+enum ProbeProtocol {
     Probe,
     Agent,
 }
 
 /// Accepts for ever; without a listener it never resolves.
-async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, tasks: &TaskTracker) {
+async fn accept(
+    listener: Option<StdListener>,
+    kind: ProbeProtocol,
+    board: &Arc<ProbeBoard>,
+    tasks: &TaskTracker,
+) {
     let Some(listener) = listener else { return std::future::pending().await };
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
@@ -172,11 +178,11 @@ async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, t
     }
 }
 
-async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
+async fn connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<ProbeBoard>) {
     let numbers = board.numbers().clone();
     let (clock, pace) = (AnswerClock::start(), board.pace().clone());
     let stream = TimedStream { stream, clock: clock.clone(), pace, late: numbers.late };
-    if let Kind::Agent = kind {
+    if let ProbeProtocol::Agent = kind {
         let told = tokio::time::timeout(numbers.head_timeout, write_agent_line(stream, &board)).await;
         if let Ok(Err(problem)) = told {
             tracing::trace!(%problem, "the line could not be told");
@@ -204,7 +210,7 @@ async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
 }
 
 /// Writes one line, then closes.
-async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &Board) -> io::Result<()> {
+async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &ProbeBoard) -> io::Result<()> {
     let line = format!("{}\n", board.line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;
@@ -225,7 +231,7 @@ struct ConnectionLimit {
 }
 
 /// An open connection; leaves the list on drop.
-struct Place {
+struct ConnectionSlot {
     number: u64,
     gone: CancellationToken,
     crowd: Arc<ConnectionLimit>,
@@ -237,7 +243,7 @@ impl ConnectionLimit {
     }
 
     /// Adds a connection. Beyond the limit the oldest one is closed.
-    fn enter(self: &Arc<Self>) -> Place {
+    fn enter(self: &Arc<Self>) -> ConnectionSlot {
         let mut inside = lock(&self.inside);
         let (next, all) = &mut *inside;
         *next += 1;
@@ -248,11 +254,11 @@ impl ConnectionLimit {
                 oldest.cancel();
             }
         }
-        Place { number, gone, crowd: self.clone() }
+        ConnectionSlot { number, gone, crowd: self.clone() }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         lock(&self.crowd.inside).1.retain(|(number, _)| *number != self.number);
     }

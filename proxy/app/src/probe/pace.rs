@@ -17,19 +17,19 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use crate::admin::pool_metrics::Fraction;
+use crate::admin::pool_metrics::FloatGauge;
 use crate::sync::lock;
 
 /// Counters of all answers. Atomics, so that the answering thread never waits for a reader.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct ProbePace {
     pub(crate) answers: Counter,
     pub(crate) late: Counter,
     /// Seconds. Written by the answering thread only.
-    pub(crate) longest: Fraction,
+    pub(crate) longest: FloatGauge,
 }
 
-impl Pace {
+impl ProbePace {
     fn note(&self, took: Duration, late: Duration) {
         self.answers.inc();
         if took >= late {
@@ -99,7 +99,7 @@ impl AnswerClock {
 pub(super) struct TimedStream<S> {
     pub(super) stream: S,
     pub(super) clock: AnswerClock,
-    pub(super) pace: Pace,
+    pub(super) pace: ProbePace,
     /// Duration from which on an answer counts as late.
     pub(super) late: Duration,
 }
@@ -159,7 +159,7 @@ mod tests {
     #[tokio::test]
     async fn what_the_other_side_takes_is_not_counted_and_what_we_take_is() {
         let (mut client, stream) = tokio::io::duplex(1024);
-        let (pace, minute) = (Pace::default(), Duration::from_secs(60));
+        let (pace, minute) = (ProbePace::default(), Duration::from_secs(60));
         let mut own =
             TimedStream { stream, clock: AnswerClock::start(), pace: pace.clone(), late: 3 * minute };
         let counted = || (pace.answers.get(), pace.late.get(), (pace.longest.get() / 60.0).floor());

@@ -1,16 +1,16 @@
 //! Result of a replay for programs: one object, whose keys are documented in `docs/configuration.md`.
 
 use serde_json::{Map, Value, json as value};
-use warden_patches::mitigation::Advice;
-use warden_policies::growth::{Growth, GrowthBlame, GrowthForecast, Verdict, VerdictChange};
+use warden_patches::mitigation::LeakAdvice;
+use warden_policies::growth::{GrowthBlame, GrowthForecast, GrowthVerdict, SeriesGrowth, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::units::exact;
 use warden_policies::{Reason, phrases};
 
-use super::{Act, ReplayResult};
+use super::{ReplayDecision, ReplayResult};
 
 /// The whole object.
-pub(crate) fn json(trace: &str, done: &ReplayResult, advice: &[Advice]) -> Value {
+pub(crate) fn json(trace: &str, done: &ReplayResult, advice: &[LeakAdvice]) -> Value {
     let all = done.growth().map(|(facts, growth)| (growth.series.to_string(), series(done, facts, growth)));
     value!({
         "trace": trace,
@@ -29,7 +29,7 @@ pub(crate) fn json(trace: &str, done: &ReplayResult, advice: &[Advice]) -> Value
     })
 }
 
-fn series(done: &ReplayResult, facts: &SeriesFacts, growth: &Growth) -> Value {
+fn series(done: &ReplayResult, facts: &SeriesFacts, growth: &SeriesGrowth) -> Value {
     let changes: Vec<&VerdictChange> =
         done.changes.iter().filter(|change| change.growth.series == growth.series).collect();
     let first = changes.iter().find(|change| change.growth.verdict.leaks());
@@ -63,7 +63,7 @@ fn series(done: &ReplayResult, facts: &SeriesFacts, growth: &Growth) -> Value {
 }
 
 /// The name of a verdict in a replay.
-pub(super) fn name(verdict: Verdict) -> String {
+pub(super) fn name(verdict: GrowthVerdict) -> String {
     format!("{verdict:?}")
 }
 
@@ -78,7 +78,7 @@ fn change(change: &VerdictChange) -> Value {
     })
 }
 
-fn act(act: &Act) -> Value {
+fn act(act: &ReplayDecision) -> Value {
     let why_not = act.decision.why_not.map(|why| why.to_string());
     value!({
         "request": act.request,

@@ -14,19 +14,21 @@ mod text;
 
 use std::time::Duration;
 
-use warden_policies::cooldown::{Ask, Held, RecycleCooldown};
-use warden_policies::growth::{Growth, GrowthPolicy, Monitor, VerdictChange};
-use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts, decide_unless};
-use warden_policies::replacement_cost::Load;
-use warden_policies::schedule::DAY;
-use warden_policies::{Action, Decision, MemoryKind, Reason, Sample, VramSource, Work};
+use warden_policies::cooldown::{CooldownQuery, HoldReason, RecycleCooldown};
+use warden_policies::growth::{GrowthMonitor, GrowthPolicy, SeriesGrowth, VerdictChange};
+use warden_policies::recycle::{RecycleFacts, RecyclePolicy, SeriesFacts, SeriesReading, decide_unless};
+use warden_policies::replacement_cost::ReplacementLoad;
+use warden_policies::schedule::DAY_MINUTES;
+use warden_policies::{
+    BackendSample, MemoryKind, Reason, RecycleAction, RecycleDecision, VramSource, WorkDone,
+};
 
 pub(crate) use json::json;
 pub(crate) use text::text;
 
 /// Settings of a replay, and facts about the machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct ReplaySettings {
     /// Budgets, modes and limits of recycling.
     pub(crate) policy: RecyclePolicy,
     /// Settings of the detector.
@@ -44,13 +46,13 @@ pub(crate) struct Told {
 
 /// A decision of the policy.
 #[derive(Clone, Debug)]
-pub(crate) struct Act {
+pub(crate) struct ReplayDecision {
     pub(crate) request: u64,
     /// Time since the spawn.
     pub(crate) at: Duration,
-    pub(crate) decision: Decision,
+    pub(crate) decision: RecycleDecision,
     /// Why the cooldown held it back.
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<HoldReason>,
     /// Bytes of the series that was the reason.
     pub(crate) bytes: Option<u64>,
 }
@@ -61,42 +63,42 @@ pub(crate) struct ReplayResult {
     /// Number of readings.
     pub(crate) readings: usize,
     /// Work at the end.
-    pub(crate) work: Work,
+    pub(crate) work: WorkDone,
     /// From the first reading to the last.
     pub(crate) lasted: Duration,
     /// Changes of verdict.
     pub(crate) changes: Vec<VerdictChange>,
     /// Replacements that were decided.
-    pub(crate) actions: Vec<Act>,
+    pub(crate) actions: Vec<ReplayDecision>,
     /// Replacements that would be decided if the mode were not to observe.
-    pub(crate) observed: Vec<Act>,
+    pub(crate) observed: Vec<ReplayDecision>,
     /// Facts of each series at the end.
     pub(crate) series: Vec<SeriesFacts>,
 }
 
 impl ReplayResult {
     /// The detector's growth of each series at the end.
-    pub(crate) fn growth(&self) -> impl Iterator<Item = (&SeriesFacts, &Growth)> {
+    pub(crate) fn growth(&self) -> impl Iterator<Item = (&SeriesFacts, &SeriesGrowth)> {
         self.series.iter().filter_map(|facts| Some((facts, facts.growth.as_ref()?)))
     }
 }
 
 /// State of a replay.
 struct ReplayRun<'a> {
-    told: &'a Told,
-    monitor: Monitor,
+    told: &'a ReplaySettings,
+    monitor: GrowthMonitor,
     cooldown: RecycleCooldown,
-    first: Option<&'a Sample>,
-    before: Option<&'a Sample>,
+    first: Option<&'a BackendSample>,
+    before: Option<&'a BackendSample>,
     idle_since: Option<Duration>,
     wanted_since: Option<Duration>,
     urgent_since: Option<Duration>,
     /// Decisions that were reported: each only once.
-    told_acts: Vec<(Action, Option<Reason>, Option<MemoryKind>, bool)>,
+    told_acts: Vec<(RecycleAction, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
-pub(crate) fn replay(told: &Told, samples: &[Sample]) -> ReplayResult {
-    let mut monitor = Monitor::new(&told.growth);
+pub(crate) fn replay(told: &ReplaySettings, samples: &[BackendSample]) -> ReplayResult {
+    let mut monitor = GrowthMonitor::new(&told.growth);
     // Recorded pools are measured and subtracted, so they need no allowance.
     let measured = samples.iter().any(|sample| sample.pooled(MemoryKind::Host).is_some());
     if told.allowance > 0 && !measured {
@@ -129,8 +131,11 @@ pub(crate) fn replay(told: &Told, samples: &[Sample]) -> ReplayResult {
         run.watch_idle(sample);
         let facts = run.facts(sample);
         if let Some(act) = run.judge(sample, &facts) {
-            let into =
-                if act.decision.action == Action::Observe { &mut done.observed } else { &mut done.actions };
+            let into = if act.decision.action == RecycleAction::Observe {
+                &mut done.observed
+            } else {
+                &mut done.actions
+            };
             into.push(act);
         }
         done.series = facts.series;
@@ -141,7 +146,7 @@ pub(crate) fn replay(told: &Told, samples: &[Sample]) -> ReplayResult {
 
 impl<'a> ReplayRun<'a> {
     /// Idle: nothing in flight, and no request has ended since the last reading.
-    fn watch_idle(&mut self, sample: &Sample) {
+    fn watch_idle(&mut self, sample: &BackendSample) {
         let still = self.before.is_some_and(|before| before.work.requests == sample.work.requests);
         self.idle_since = match (sample.in_flight, self.idle_since) {
             (0, Some(since)) if still => Some(since),
@@ -150,15 +155,15 @@ impl<'a> ReplayRun<'a> {
         };
     }
 
-    fn facts(&self, sample: &'a Sample) -> Facts {
+    fn facts(&self, sample: &'a BackendSample) -> RecycleFacts {
         let since = |from: Option<Duration>| from.map(|from| sample.at.saturating_sub(from));
         let starts = self.first.map(|first| first.at).unwrap_or_default();
         let age = sample.at.saturating_sub(starts);
         let minute = self.told.starts_at.map(|start| {
-            let passed = age.as_secs() / 60 % u64::from(DAY);
-            u16::try_from((u64::from(start) + passed) % u64::from(DAY)).unwrap_or_default()
+            let passed = age.as_secs() / 60 % u64::from(DAY_MINUTES);
+            u16::try_from((u64::from(start) + passed) % u64::from(DAY_MINUTES)).unwrap_or_default()
         });
-        Facts {
+        RecycleFacts {
             series: self.series(sample),
             age,
             work: sample.work,
@@ -166,15 +171,19 @@ impl<'a> ReplayRun<'a> {
             wanted_for: since(self.wanted_since),
             urgent_for: since(self.urgent_since),
             minute,
-            load: Load { requests: sample.in_flight, arrivals: self.monitor.rate(), ..Load::default() },
-            ..Facts::default()
+            load: ReplacementLoad {
+                requests: sample.in_flight,
+                arrivals: self.monitor.rate(),
+                ..ReplacementLoad::default()
+            },
+            ..RecycleFacts::default()
         }
     }
 
-    fn series(&self, sample: &Sample) -> Vec<SeriesFacts> {
+    fn series(&self, sample: &BackendSample) -> Vec<SeriesFacts> {
         let all = self.monitor.growth().iter().map(|growth| {
             let series = growth.series;
-            let of = |sample: Option<&Sample>| sample.and_then(|sample| sample.charged(series));
+            let of = |sample: Option<&BackendSample>| sample.and_then(|sample| sample.charged(series));
             let (estimated, total, allowance) = match series {
                 MemoryKind::Host => (false, self.told.host_total, self.told.allowance),
                 MemoryKind::Vram(gpu) => {
@@ -183,7 +192,7 @@ impl<'a> ReplayRun<'a> {
                     (guess, self.told.gpu_total, 0)
                 }
             };
-            let reading = Reading {
+            let reading = SeriesReading {
                 series,
                 charged: sample.charged(series),
                 before: of(self.before),
@@ -202,17 +211,17 @@ impl<'a> ReplayRun<'a> {
 
     /// Asks the policy, and the cooldown where a replacement is due. Returns a decision that was not
     /// reported yet.
-    fn judge(&mut self, sample: &Sample, facts: &Facts) -> Option<Act> {
+    fn judge(&mut self, sample: &BackendSample, facts: &RecycleFacts) -> Option<ReplayDecision> {
         let held = |series: Option<MemoryKind>| series.and_then(|series| sample.charged(series));
         let barred =
             |reason, series| self.cooldown.bars(reason, series, held(series), &self.told.policy).is_some();
         let decision = decide_unless(&self.told.policy, facts, barred);
         let since = |wanted: bool, since: Option<Duration>| wanted.then(|| since.unwrap_or(sample.at));
-        self.wanted_since = since(decision.action > Action::Observe, self.wanted_since);
-        self.urgent_since = since(decision.action >= Action::DrainNow, self.urgent_since);
+        self.wanted_since = since(decision.action > RecycleAction::Observe, self.wanted_since);
+        self.urgent_since = since(decision.action >= RecycleAction::DrainNow, self.urgent_since);
         let reason = decision.reason?;
-        let asked = decision.due && decision.action > Action::Observe;
-        let ask = Ask { now: sample.at, held: held(decision.series), ..Ask::default() };
+        let asked = decision.due && decision.action > RecycleAction::Observe;
+        let ask = CooldownQuery { now: sample.at, held: held(decision.series), ..CooldownQuery::default() };
         let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.told.policy).err()).flatten();
         // A decision that was held back is reported again once it is not, but not the other way round.
         let key = |due| (decision.action, decision.reason, decision.series, due);
@@ -225,7 +234,7 @@ impl<'a> ReplayRun<'a> {
             // A switched-off reason shows at the next decision.
             let _switched_off = self.cooldown.began(sample.at, reason, &self.told.policy);
         }
-        Some(Act {
+        Some(ReplayDecision {
             request: sample.work.requests,
             at: sample.at,
             bytes: decision.series.and_then(|series| sample.charged(series)),

@@ -1,14 +1,14 @@
 //! Result of a replay for people: each change with its request and time, then the state at the end.
 
-use warden_patches::mitigation::Advice;
-use warden_policies::growth::{Growth, GrowthBlame, Verdict, VerdictChange};
+use warden_patches::mitigation::LeakAdvice;
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::{Action, ByteSize, MemoryLimit, Reason, phrases};
+use warden_policies::{ByteSize, MemoryLimit, Reason, RecycleAction, phrases};
 
 use super::json::name;
-use super::{Act, ReplayResult, Told};
+use super::{ReplayDecision, ReplayResult, ReplaySettings};
 
-pub(crate) fn text(trace: &str, told: &Told, done: &ReplayResult, advice: &[Advice]) -> String {
+pub(crate) fn text(trace: &str, told: &ReplaySettings, done: &ReplayResult, advice: &[LeakAdvice]) -> String {
     let mut lines = vec![format!(
         "{trace}: {} readings, {} requests, {}",
         done.readings,
@@ -48,7 +48,7 @@ pub(crate) fn text(trace: &str, told: &Told, done: &ReplayResult, advice: &[Advi
 }
 
 /// Budgets that are off because the total of which they are a share is unknown.
-fn shares(told: &Told) -> Vec<String> {
+fn shares(told: &ReplaySettings) -> Vec<String> {
     let policy = &told.policy;
     let all = [
         ("host memory", policy.host_soft, policy.host_hard, told.host_total, "--host-memory"),
@@ -73,9 +73,9 @@ fn change(change: &VerdictChange, said: &mut Vec<String>) -> String {
 
 /// Slope, blame and fill, where they are meaningful at this verdict. The reason why nothing is blamed is
 /// given once.
-fn evidence_text(growth: &Growth, said: &mut Vec<String>) -> String {
+fn evidence_text(growth: &SeriesGrowth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
-    if growth.verdict >= Verdict::Bounded {
+    if growth.verdict >= GrowthVerdict::Bounded {
         parts.extend(growth.slope.as_ref().map(phrases::slope));
         parts.extend(phrases::fill(&growth.fill));
     }
@@ -94,7 +94,7 @@ fn evidence_text(growth: &Growth, said: &mut Vec<String>) -> String {
     if parts.is_empty() { String::new() } else { format!(": {}", parts.join("; ")) }
 }
 
-fn act(act: &Act) -> String {
+fn act(act: &ReplayDecision) -> String {
     let mut text = format!("policy: {}", phrases::decision(&act.decision).unwrap_or_default());
     if let Some(bytes) = act.bytes {
         text.extend([format!("; it holds {}", ByteSize(bytes))]);
@@ -102,7 +102,7 @@ fn act(act: &Act) -> String {
     match (act.held, act.decision.why_not) {
         (Some(held), _) => text.extend([format!("; held back: {held}")]),
         (None, Some(why)) => text.extend([format!("; not yet: {why}")]),
-        (None, None) if act.decision.action == Action::RecycleWhenQuiet => {
+        (None, None) if act.decision.action == RecycleAction::RecycleWhenQuiet => {
             text.push_str("; the moment has come");
         }
         (None, None) => {}
@@ -110,7 +110,7 @@ fn act(act: &Act) -> String {
     text
 }
 
-fn observed(act: &Act) -> String {
+fn observed(act: &ReplayDecision) -> String {
     let why = act.decision.why_not.map(|why| why.to_string()).unwrap_or_default();
     let reason = act.decision.reason.map(Reason::phrase).unwrap_or_default();
     let series = act.decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
@@ -129,10 +129,10 @@ fn missing_limit_note(done: &ReplayResult) -> &'static str {
     }
 }
 
-fn end(facts: &SeriesFacts, growth: &Growth, said: &mut Vec<String>) -> Vec<String> {
+fn end(facts: &SeriesFacts, growth: &SeriesGrowth, said: &mut Vec<String>) -> Vec<String> {
     let held = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     let since = match growth.verdict {
-        Verdict::Warming => String::new(),
+        GrowthVerdict::Warming => String::new(),
         _ => format!(" since request {}", growth.since_request),
     };
     let mut lines = vec![format!(
@@ -165,10 +165,10 @@ mod tests {
     use super::*;
     use crate::replay::replay;
     use warden_policies::recycle::{GrowthMode, RecyclePolicy};
-    use warden_policies::{Sample, trace};
+    use warden_policies::{BackendSample, trace};
 
     /// A process that leaks 4 MiB a request, or none.
-    fn samples(leak_kib: u64) -> Vec<Sample> {
+    fn samples(leak_kib: u64) -> Vec<BackendSample> {
         let line = |n: u64| {
             let rss = 1_000_000 + n * leak_kib;
             format!(
@@ -186,9 +186,9 @@ mod tests {
             policy.common.growth = growth;
             policy.host_soft = soft;
             let growth = warden_policies::defaults().growth.clone();
-            Told { policy, growth, allowance, host_total: None, gpu_total: None, starts_at: None }
+            ReplaySettings { policy, growth, allowance, host_total: None, gpu_total: None, starts_at: None }
         };
-        let of = |told: &Told, leak| text("a.jsonl", told, &replay(told, &samples(leak)), &[]);
+        let of = |told: &ReplaySettings, leak| text("a.jsonl", told, &replay(told, &samples(leak)), &[]);
         let budget = Some(MemoryLimit::Bytes(ByteSize(2 << 30)));
         let pages = [
             of(&told(GrowthMode::Recycle, budget, 0), 4096),

@@ -1,20 +1,20 @@
 //! The answer to `GET /series`, which the page draws, too: the same values for programs and for people.
 
 use serde::{Deserialize, Serialize};
-use warden_policies::growth::{Fill, Law, Verdict};
-use warden_policies::rollup::{Bucket, Lines};
+use warden_policies::growth::{AllowanceFill, GrowthLine, GrowthVerdict};
+use warden_policies::rollup::{ReadingBucket, RollupContext};
 use warden_policies::{MemoryKind, ModelName, Reason, phrases};
 use warden_supervisor::{BackendView, FleetView};
 
-use super::ask::Ask;
-use super::key::Key;
-use super::marks::Mark;
-use super::store::{Found, SeriesStoreError, Span, Store, unix};
+use super::ask::SeriesQuery;
+use super::key::SeriesKey;
+use super::marks::SeriesMark;
+use super::store::{FoundSeries, SeriesSpan, SeriesStore, SeriesStoreError, unix};
 use crate::cli::growth;
 
 /// The memories with recorded series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Listed {
+pub(crate) struct SeriesList {
     /// Now, in seconds since 1970.
     pub(crate) now: u64,
     /// Where the series are kept, for people.
@@ -50,7 +50,7 @@ pub(crate) struct MemoryData {
     /// The model's memories, replica by replica.
     pub(crate) series: Vec<SeriesData>,
     /// Actions and events in that time.
-    pub(crate) marks: Vec<Mark>,
+    pub(crate) marks: Vec<SeriesMark>,
 }
 
 /// Recorded memory of one replica.
@@ -60,7 +60,7 @@ pub(crate) struct SeriesData {
     pub(crate) memory: MemoryKind,
     /// Seconds from point to point.
     pub(crate) seconds: u64,
-    pub(crate) points: Vec<Point>,
+    pub(crate) points: Vec<SeriesPoint>,
     /// Current values; absent if no process runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) present: Option<SeriesStatus>,
@@ -68,7 +68,7 @@ pub(crate) struct SeriesData {
 
 /// Readings of a span of time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Point {
+pub(crate) struct SeriesPoint {
     /// Start.
     pub(crate) at: u64,
     /// Number of readings.
@@ -81,7 +81,7 @@ pub(crate) struct Point {
     pub(crate) whole: bool,
     /// Verdict and lines at that time.
     #[serde(flatten)]
-    pub(crate) lines: Lines,
+    pub(crate) lines: RollupContext,
 }
 
 /// Current values of a memory.
@@ -90,11 +90,11 @@ pub(crate) struct SeriesStatus {
     pub(crate) generation: u64,
     /// Bytes held.
     pub(crate) bytes: u64,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: GrowthVerdict,
     /// The verdict in a sentence.
     pub(crate) means: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) law: Option<Law>,
+    pub(crate) law: Option<GrowthLine>,
     /// Growth, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slope: Option<String>,
@@ -102,7 +102,7 @@ pub(crate) struct SeriesStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) blame: Option<String>,
     /// Declared caches, and how full they are.
-    pub(crate) fill: Fill,
+    pub(crate) fill: AllowanceFill,
     /// The same in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<String>,
@@ -116,7 +116,7 @@ pub(crate) struct SeriesStatus {
     pub(crate) hard: Option<u64>,
     /// Forecasts, limit by limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) forecasts: Vec<Foretold>,
+    pub(crate) forecasts: Vec<LimitForecast>,
     /// The policy's next action, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) next: Option<String>,
@@ -124,7 +124,7 @@ pub(crate) struct SeriesStatus {
 
 /// Forecast of reaching a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Foretold {
+pub(crate) struct LimitForecast {
     /// Reason of the replacement that would follow.
     pub(crate) reason: Reason,
     /// The limit in bytes.
@@ -143,7 +143,7 @@ pub(crate) struct Foretold {
 
 /// Why there is no answer for a model.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Nothing {
+pub(crate) enum NoSeriesError {
     /// The model is unknown, and nothing is recorded of it.
     #[error("nothing is kept of a model `{0}`: `GET /series` lists what there is")]
     Unknown(String),
@@ -155,13 +155,13 @@ pub(crate) enum Nothing {
 ///
 /// # Errors
 /// The disk does not answer.
-pub(crate) async fn list(store: &Store) -> Result<Listed, SeriesStoreError> {
+pub(crate) async fn list(store: &SeriesStore) -> Result<SeriesList, SeriesStoreError> {
     let spans = store.spans().await?;
-    let one = |Span { key, from, to }| {
-        let Key { model, replica, memory } = key;
+    let one = |SeriesSpan { key, from, to }| {
+        let SeriesKey { model, replica, memory } = key;
         SeriesEntry { model, replica, memory, from, to }
     };
-    Ok(Listed { now: unix(), place: store.place(), series: spans.into_iter().map(one).collect() })
+    Ok(SeriesList { now: unix(), place: store.place(), series: spans.into_iter().map(one).collect() })
 }
 
 /// Recorded memory of a model, with its current values in this view of the fleet.
@@ -169,11 +169,11 @@ pub(crate) async fn list(store: &Store) -> Result<Listed, SeriesStoreError> {
 /// # Errors
 /// Nothing is recorded of the model, or the disk does not answer.
 pub(crate) async fn of_model(
-    store: &Store,
+    store: &SeriesStore,
     view: &FleetView,
     model: &str,
-    ask: &Ask,
-) -> Result<MemoryData, Nothing> {
+    ask: &SeriesQuery,
+) -> Result<MemoryData, NoSeriesError> {
     let now = unix();
     let range = ask.range(now);
     let found = store.find(model, range, now).await?;
@@ -187,7 +187,7 @@ pub(crate) async fn of_model(
     let marks = store.marks(model, range.from.saturating_mul(1000), range.to.saturating_mul(1000));
     let known = view.models.iter().chain(&view.canaries).any(|own| own.name.as_str() == model);
     if found.is_empty() && marks.is_empty() && !known {
-        return Err(Nothing::Unknown(model.to_owned()));
+        return Err(NoSeriesError::Unknown(model.to_owned()));
     }
     let series = found.into_iter().map(|found| series(found, &own, now)).collect();
     let name = match ask.when {
@@ -206,8 +206,8 @@ pub(crate) async fn of_model(
     })
 }
 
-fn series(found: Found, own: &[&BackendView], now: u64) -> SeriesData {
-    let Found { key, width, buckets } = found;
+fn series(found: FoundSeries, own: &[&BackendView], now: u64) -> SeriesData {
+    let FoundSeries { key, width, buckets } = found;
     let last = buckets.last().map_or(0, |bucket| bucket.lines.generation);
     // The process that is drawn last, else the newest.
     let of_replica = || own.iter().filter(|backend| backend.replica == key.replica);
@@ -223,8 +223,8 @@ fn series(found: Found, own: &[&BackendView], now: u64) -> SeriesData {
     }
 }
 
-fn point(bucket: &Bucket) -> Point {
-    Point {
+fn point(bucket: &ReadingBucket) -> SeriesPoint {
+    SeriesPoint {
         at: bucket.start,
         count: bucket.count,
         min: bucket.min,
@@ -239,7 +239,7 @@ fn point(bucket: &Bucket) -> Point {
 fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<SeriesStatus> {
     let bytes = backend.held(memory)?;
     let known = backend.memory.growth.iter().find(|growth| growth.series == memory).cloned();
-    let own = known.unwrap_or_else(|| warden_policies::growth::Growth::of(memory));
+    let own = known.unwrap_or_else(|| warden_policies::growth::SeriesGrowth::of(memory));
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
     let forecasts = backend.memory.forecasts.iter().filter(|one| one.series == memory).map(|one| {
@@ -248,7 +248,7 @@ fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Series
             (seconds < 3.2e10).then(|| now.saturating_add(warden_policies::units::whole(seconds)))
         };
         let seconds = one.forecast.seconds;
-        Foretold {
+        LimitForecast {
             reason: one.reason,
             limit: one.forecast.limit,
             early: seconds.and_then(|seconds| at(seconds.low)),

@@ -1,6 +1,6 @@
 //! Parses a query for series: `model=NAME&range=6h`, or `model=NAME&from=UNIX&to=UNIX`, and `points=N`. Pure.
 
-use warden_policies::rollup::{Range, SeriesPolicy};
+use warden_policies::rollup::{PointRange, SeriesPolicy};
 
 use crate::admin::query::QueryPairs;
 
@@ -22,7 +22,7 @@ pub(crate) enum SeriesRange {
 
 /// A parsed query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ask {
+pub(crate) struct SeriesQuery {
     /// `None`: list the models.
     pub(crate) model: Option<String>,
     pub(crate) when: SeriesRange,
@@ -30,7 +30,7 @@ pub(crate) struct Ask {
     pub(crate) points: usize,
 }
 
-impl Ask {
+impl SeriesQuery {
     /// Parses a query. Unknown names are ignored: other programs may have added them.
     ///
     /// # Errors
@@ -62,13 +62,13 @@ impl Ask {
     }
 
     /// The range at this moment.
-    pub(crate) const fn range(&self, now: u64) -> Range {
+    pub(crate) const fn range(&self, now: u64) -> PointRange {
         let (from, to) = match self.when {
             // Includes readings of the current second.
             SeriesRange::Last(_, seconds) => (now.saturating_sub(seconds), now.saturating_add(1)),
             SeriesRange::Between(from, to) => (from, to),
         };
-        Range { from, to, points: self.points }
+        PointRange { from, to, points: self.points }
     }
 }
 
@@ -86,8 +86,8 @@ fn range_named(name: &str) -> Result<SeriesRange, String> {
 mod tests {
     use super::*;
 
-    fn ask(query: &str) -> Result<Ask, String> {
-        Ask::of(Some(query), &warden_policies::defaults().series)
+    fn ask(query: &str) -> Result<SeriesQuery, String> {
+        SeriesQuery::of(Some(query), &warden_policies::defaults().series)
     }
 
     #[test]
@@ -97,11 +97,11 @@ mod tests {
             (hour.model.as_deref(), hour.when, hour.points),
             (Some("org/a+b c"), SeriesRange::Last("1h", 3600), 400)
         );
-        assert_eq!(hour.range(10_000), Range { from: 6400, to: 10_001, points: 400 });
+        assert_eq!(hour.range(10_000), PointRange { from: 6400, to: 10_001, points: 400 });
         let fixed = ask("from=1000&to=2000&points=99999&range=6h").unwrap();
         assert_eq!(
             (fixed.model.clone(), fixed.range(5)),
-            (None, Range { from: 1000, to: 2000, points: 1000 })
+            (None, PointRange { from: 1000, to: 2000, points: 1000 })
         );
         assert_eq!(ask("range=30d&points=0").unwrap().range(0).points, 2);
     }

@@ -18,17 +18,17 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags};
-use warden_policies::rollup::{Bucket, RollupTier, missing};
+use warden_policies::rollup::{ReadingBucket, RollupTier, missing};
 
-use super::key::{END, Key};
-use super::ring::{self, Ring, RingError};
+use super::key::{FILE_SUFFIX, SeriesKey};
+use super::ring::{self, RingError, RingFile};
 
 /// Name of the folder in a state directory.
-const FOLDER: &str = "series";
+const SERIES_DIR: &str = "series";
 
 /// A series with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct FileRecord {
     /// Start of the record, in seconds since 1970.
     pub(super) since: u64,
     /// Time of the last write.
@@ -36,38 +36,38 @@ pub(super) struct Known {
 }
 
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(super) struct SeriesFolder {
     pub(super) folder: PathBuf,
     tiers: Vec<RollupTier>,
     /// Limit of files.
     most: usize,
     /// Locked while this lives.
     _lock: File,
-    known: BTreeMap<Key, Known>,
+    known: BTreeMap<SeriesKey, FileRecord>,
     /// Series whose wide buckets were completed since the folder was opened.
-    complete: BTreeSet<Key>,
+    complete: BTreeSet<SeriesKey>,
     /// Series whose file is not used, which was logged.
-    refused: BTreeSet<Key>,
+    refused: BTreeSet<SeriesKey>,
     /// True if the limit of files was logged.
     full: bool,
 }
 
 /// Outcome of a write.
 #[derive(Debug)]
-pub(super) enum Written {
+pub(super) enum WriteOutcome {
     Done,
     /// Not written: kept in memory only. The sentence is for the log; `None` if it was logged before.
     Never(Option<String>),
 }
 
-impl Disk {
+impl SeriesFolder {
     /// Opens and locks the folder, and reads the heads of its files. `Ok(None)`: another instance holds the
     /// lock.
     ///
     /// # Errors
     /// The folder cannot be created or read.
     pub(super) fn take(state: &Path, tiers: &[RollupTier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
-        let folder = state.join(FOLDER);
+        let folder = state.join(SERIES_DIR);
         DirBuilder::new().recursive(true).mode(0o750).create(&folder)?;
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let lock = OpenOptions::new()
@@ -102,7 +102,7 @@ impl Disk {
     fn look_through(&mut self, now: u64) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
-            if !entry.file_name().to_string_lossy().ends_with(END) {
+            if !entry.file_name().to_string_lossy().ends_with(FILE_SUFFIX) {
                 continue;
             }
             let Ok(head) = ring::look(&entry.path()) else { continue };
@@ -111,14 +111,14 @@ impl Disk {
                 continue;
             }
             let written = u64::try_from(entry.metadata()?.mtime()).unwrap_or(0);
-            self.known.insert(head.key, Known { since: head.since, written });
+            self.known.insert(head.key, FileRecord { since: head.since, written });
         }
         while self.known.len() > self.most && self.remove_oldest(now, 0) {}
         Ok(())
     }
 
     /// All series with a file.
-    pub(super) fn known(&self) -> &BTreeMap<Key, Known> {
+    pub(super) fn known(&self) -> &BTreeMap<SeriesKey, FileRecord> {
         &self.known
     }
 
@@ -134,7 +134,7 @@ impl Disk {
         true
     }
 
-    fn forget(&mut self, key: &Key) {
+    fn forget(&mut self, key: &SeriesKey) {
         self.known.remove(key);
         self.complete.remove(key);
         let path = self.path(key);
@@ -144,7 +144,7 @@ impl Disk {
         }
     }
 
-    fn path(&self, key: &Key) -> PathBuf {
+    fn path(&self, key: &SeriesKey) -> PathBuf {
         self.folder.join(key.file())
     }
 
@@ -155,18 +155,18 @@ impl Disk {
     /// The disk fails or is full: a retry may succeed.
     pub(super) fn write(
         &mut self,
-        key: &Key,
-        added: &mut Vec<(usize, Bucket)>,
+        key: &SeriesKey,
+        added: &mut Vec<(usize, ReadingBucket)>,
         now: u64,
-    ) -> io::Result<Written> {
+    ) -> io::Result<WriteOutcome> {
         if self.refused.contains(key) {
-            return Ok(Written::Never(None));
+            return Ok(WriteOutcome::Never(None));
         }
         let ring = match self.opened(key, now) {
             Ok(Some(ring)) => ring,
             Ok(None) => {
                 let told = std::mem::replace(&mut self.full, true);
-                return Ok(Written::Never((!told).then(|| self.too_many(key))));
+                return Ok(WriteOutcome::Never((!told).then(|| self.too_many(key))));
             }
             // A folder or a link is at that name: it stays.
             Err(RingError::Io(error)) if !is_wrong_file_kind(&error) => return Err(error),
@@ -178,14 +178,14 @@ impl Disk {
             ring.merge(*tier, bucket)?;
             added.remove(0);
         }
-        self.known.insert(key.clone(), Known { since: ring.since, written: now });
-        Ok(Written::Done)
+        self.known.insert(key.clone(), FileRecord { since: ring.since, written: now });
+        Ok(WriteOutcome::Done)
     }
 
     /// The series' file, with complete buckets; `None` beyond the limit of files.
-    fn opened(&mut self, key: &Key, now: u64) -> Result<Option<Ring>, RingError> {
+    fn opened(&mut self, key: &SeriesKey, now: u64) -> Result<Option<RingFile>, RingError> {
         let path = self.path(key);
-        let ring = match Ring::open(&path, key, &self.tiers, true) {
+        let ring = match RingFile::open(&path, key, &self.tiers, true) {
             Ok(ring) => ring,
             Err(RingError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 self.known.remove(key);
@@ -196,7 +196,7 @@ impl Disk {
                         return Ok(None);
                     }
                 }
-                return Ring::make(&path, key, &self.tiers, now).map(Some);
+                return RingFile::make(&path, key, &self.tiers, now).map(Some);
             }
             Err(problem) => return Err(problem),
         };
@@ -205,7 +205,7 @@ impl Disk {
     }
 
     /// Completes the wide buckets that a killed writer has left behind.
-    fn complete(&mut self, key: &Key, ring: &Ring) -> io::Result<()> {
+    fn complete(&mut self, key: &SeriesKey, ring: &RingFile) -> io::Result<()> {
         if self.complete.contains(key) {
             return Ok(());
         }
@@ -220,17 +220,17 @@ impl Disk {
         Ok(())
     }
 
-    fn refuse(&mut self, key: &Key, why: &RingError) -> Written {
+    fn refuse(&mut self, key: &SeriesKey, why: &RingError) -> WriteOutcome {
         self.refused.insert(key.clone());
         let path = self.path(key);
-        Written::Never(Some(format!(
+        WriteOutcome::Never(Some(format!(
             "what the memory of `{}` does is kept in this process only, because {} is not used: {why}",
             key.model,
             path.display()
         )))
     }
 
-    fn too_many(&self, key: &Key) -> String {
+    fn too_many(&self, key: &SeriesKey) -> String {
         format!(
             "what the memory of `{}` does is kept in this process only, because {} files are written in {}, and there may be no more: it gets one \
              as soon as another was not written for an hour",
@@ -244,8 +244,8 @@ impl Disk {
     ///
     /// # Errors
     /// The disk fails.
-    pub(super) fn read(&mut self, key: &Key, tier: usize) -> io::Result<Vec<Bucket>> {
-        let opened = Ring::open(&self.path(key), key, &self.tiers, true);
+    pub(super) fn read(&mut self, key: &SeriesKey, tier: usize) -> io::Result<Vec<ReadingBucket>> {
+        let opened = RingFile::open(&self.path(key), key, &self.tiers, true);
         match opened {
             Ok(ring) => {
                 self.complete(key, &ring)?;

@@ -8,20 +8,20 @@ use super::*;
 const TIERS: [RollupTier; 2] = [TIER, RollupTier { seconds: 60, slots: 4 }];
 const DAY: u64 = 1_790_000_400 / 1200 * 1200;
 
-fn key(model: &str) -> Key {
-    Key { model: ModelName::new(model), replica: 0, memory: MemoryKind::Host }
+fn key(model: &str) -> SeriesKey {
+    SeriesKey { model: ModelName::new(model), replica: 0, memory: MemoryKind::Host }
 }
 
-fn take(state: &Path, files: u64, now: u64) -> Disk {
-    Disk::take(state, &TIERS, files * ring::length(&TIERS), now).unwrap().unwrap()
+fn take(state: &Path, files: u64, now: u64) -> SeriesFolder {
+    SeriesFolder::take(state, &TIERS, files * ring::length(&TIERS), now).unwrap().unwrap()
 }
 
-fn put(disk: &mut Disk, model: &str, now: u64) -> Written {
+fn put(disk: &mut SeriesFolder, model: &str, now: u64) -> WriteOutcome {
     disk.write(&key(model), &mut vec![(0, full(now, 1))], now).unwrap()
 }
 
 fn files(state: &Path) -> Vec<String> {
-    let all = fs::read_dir(state.join(FOLDER)).unwrap();
+    let all = fs::read_dir(state.join(SERIES_DIR)).unwrap();
     let mut names: Vec<String> = all.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
     names.retain(|name| name != "lock");
     names.sort();
@@ -32,7 +32,7 @@ fn files(state: &Path) -> Vec<String> {
 fn one_instance_writes_at_a_time_and_the_next_one_goes_on() {
     let state = tempfile::tempdir().unwrap();
     let mut first = take(state.path(), 9, DAY);
-    assert!(Disk::take(state.path(), &TIERS, 1 << 30, DAY).unwrap().is_none());
+    assert!(SeriesFolder::take(state.path(), &TIERS, 1 << 30, DAY).unwrap().is_none());
     put(&mut first, "a/b", DAY);
     drop(first);
     let mut second = take(state.path(), 9, DAY + 1);
@@ -50,7 +50,7 @@ fn what_was_not_written_for_longest_goes_and_what_is_not_ours_stays() {
     }
     for (n, model) in ["a", "b", "c", "d"].into_iter().enumerate() {
         let now = DAY + n as u64 * 3600;
-        assert!(matches!(put(&mut disk, model, now), Written::Done));
+        assert!(matches!(put(&mut disk, model, now), WriteOutcome::Done));
     }
     assert_eq!(disk.known().keys().map(|key| key.model.as_str()).collect::<Vec<_>>(), ["b", "c", "d"]);
     assert_eq!(files(state.path()).len(), 5, "{:?}", files(state.path()));
@@ -58,11 +58,11 @@ fn what_was_not_written_for_longest_goes_and_what_is_not_ours_stays() {
     for model in ["b", "c", "d"] {
         put(&mut disk, model, DAY + 20_000);
     }
-    let Written::Never(Some(told)) = put(&mut disk, "e", DAY + 20_001) else { panic!("written") };
+    let WriteOutcome::Never(Some(told)) = put(&mut disk, "e", DAY + 20_001) else { panic!("written") };
     assert!(told.contains("`e`") && told.contains("3 files"), "{told}");
-    assert!(matches!(put(&mut disk, "f", DAY + 20_002), Written::Never(None)), "told once");
+    assert!(matches!(put(&mut disk, "f", DAY + 20_002), WriteOutcome::Never(None)), "told once");
     // Later an old file may be removed.
-    assert!(matches!(put(&mut disk, "e", DAY + 30_000), Written::Done));
+    assert!(matches!(put(&mut disk, "e", DAY + 30_000), WriteOutcome::Done));
     assert_eq!(files(state.path()).len(), 5, "{:?}", files(state.path()));
 }
 
@@ -76,7 +76,7 @@ fn a_clock_that_was_set_back_keeps_no_room_for_what_is_over() {
     // The clock was set back a day: two series continue; the last write of the third one lies in the future.
     put(&mut disk, "a", DAY);
     put(&mut disk, "b", DAY);
-    assert!(matches!(put(&mut disk, "d", DAY + 1), Written::Done));
+    assert!(matches!(put(&mut disk, "d", DAY + 1), WriteOutcome::Done));
     assert_eq!(disk.known().keys().map(|key| key.model.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
 }
 
@@ -85,7 +85,7 @@ fn a_thousand_models_have_a_file_each_and_none_is_larger_than_it_says() {
     let state = tempfile::tempdir().unwrap();
     let mut disk = take(state.path(), 1000, DAY);
     for n in 0..1000 {
-        assert!(matches!(put(&mut disk, &format!("org/model {n}"), DAY), Written::Done));
+        assert!(matches!(put(&mut disk, &format!("org/model {n}"), DAY), WriteOutcome::Done));
     }
     assert_eq!((disk.known().len(), files(state.path()).len()), (1000, 1000));
     drop(disk);
@@ -109,7 +109,7 @@ fn fifty_models_of_host_and_one_gpu_take_forty_megabytes_for_a_month() {
 fn a_killed_writer_costs_the_wide_buckets_nothing_that_the_fine_ones_have() {
     let state = tempfile::tempdir().unwrap();
     let mut disk = take(state.path(), 9, DAY);
-    let mut fine: Vec<(usize, Bucket)> = (0..5).map(|n| (0, full(DAY + n * 10, 10 + n))).collect();
+    let mut fine: Vec<(usize, ReadingBucket)> = (0..5).map(|n| (0, full(DAY + n * 10, 10 + n))).collect();
     disk.write(&key("a"), &mut fine, DAY + 50).unwrap();
     // Killed: the minute was never written.
     drop(disk);
@@ -134,9 +134,9 @@ fn a_file_of_a_later_version_is_left_alone_and_told_of_once() {
     bytes[8] = 2;
     fs::write(&path, &bytes).unwrap();
     let mut disk = take(state.path(), 9, DAY + 1);
-    let Written::Never(Some(told)) = put(&mut disk, "a", DAY + 10) else { panic!("written") };
+    let WriteOutcome::Never(Some(told)) = put(&mut disk, "a", DAY + 10) else { panic!("written") };
     assert!(told.contains("later version"), "{told}");
-    assert!(matches!(put(&mut disk, "a", DAY + 20), Written::Never(None)));
+    assert!(matches!(put(&mut disk, "a", DAY + 20), WriteOutcome::Never(None)));
     assert_eq!(disk.read(&key("a"), 0).unwrap(), []);
     assert_eq!(fs::read(&path).unwrap(), bytes);
 }
@@ -147,6 +147,6 @@ fn a_file_that_is_gone_is_made_anew() {
     let mut disk = take(state.path(), 9, DAY);
     put(&mut disk, "a", DAY);
     fs::remove_file(disk.path(&key("a"))).unwrap();
-    assert!(matches!(put(&mut disk, "a", DAY + 10), Written::Done));
+    assert!(matches!(put(&mut disk, "a", DAY + 10), WriteOutcome::Done));
     assert_eq!(disk.read(&key("a"), 0).unwrap().len(), 1);
 }

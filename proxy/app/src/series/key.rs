@@ -8,19 +8,19 @@ use warden_policies::{MemoryKind, ModelName};
 
 /// Identifies a memory of a replica of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) struct Key {
+pub(crate) struct SeriesKey {
     pub(crate) model: ModelName,
     pub(crate) replica: u32,
     pub(crate) memory: MemoryKind,
 }
 
 /// Suffix of the files.
-pub(super) const END: &str = ".series";
+pub(super) const FILE_SUFFIX: &str = ".series";
 
 /// Letters of a model's name that its file name shows to people.
 const SHOWN_LETTERS: usize = 40;
 
-impl Key {
+impl SeriesKey {
     /// The file name: the readable part of the model's name, and a hash of the whole name. So any name is
     /// valid, and no two models share a file.
     pub(super) fn file(&self) -> String {
@@ -33,7 +33,7 @@ impl Key {
         for byte in hash.iter().take(8) {
             let _infallible = write!(name, "{byte:02x}");
         }
-        name.push_str(END);
+        name.push_str(FILE_SUFFIX);
         name
     }
 }
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn any_name_of_a_model_makes_a_name_of_a_file() {
         let file = |model: &str, replica| {
-            Key { model: ModelName::new(model), replica, memory: MemoryKind::Host }.file()
+            SeriesKey { model: ModelName::new(model), replica, memory: MemoryKind::Host }.file()
         };
         insta::assert_snapshot!(file("org/Qwen 3.gguf:q4", 1));
         let long = "x".repeat(5000);

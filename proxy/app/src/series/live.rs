@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use warden_policies::rollup::{Bucket, Reading, RollupTier, SeriesPolicy, SeriesRollup, tiers};
+use warden_policies::rollup::{ReadingBucket, RollupReading, RollupTier, SeriesPolicy, SeriesRollup, tiers};
 
-use super::key::Key;
+use super::key::SeriesKey;
 
 /// Least number of waiting buckets that each series may have, however many series there are.
 const MIN_WAITING: usize = 16;
@@ -13,33 +13,33 @@ const MIN_WAITING: usize = 16;
 const MAX_WAITING: usize = 1440;
 
 #[derive(Debug)]
-struct One {
+struct LiveSeries {
     rollup: SeriesRollup,
     /// By tier and start.
-    waiting: BTreeMap<(usize, u64), Bucket>,
+    waiting: BTreeMap<(usize, u64), ReadingBucket>,
     /// Time of the last reading, in milliseconds since 1970.
     at: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct LiveBuckets {
     policy: SeriesPolicy,
     tiers: Vec<RollupTier>,
-    series: BTreeMap<Key, One>,
+    series: BTreeMap<SeriesKey, LiveSeries>,
 }
 
-impl Live {
+impl LiveBuckets {
     pub(super) fn new(policy: &SeriesPolicy) -> Self {
         Self { policy: *policy, tiers: tiers(policy).to_vec(), series: BTreeMap::new() }
     }
 
     /// Adds a reading.
-    pub(super) fn note(&mut self, key: &Key, reading: &Reading) {
+    pub(super) fn note(&mut self, key: &SeriesKey, reading: &RollupReading) {
         let most = self.share();
         if !self.series.contains_key(key) {
             while self.series.len() >= self.policy.live.max(1) && self.forget_oldest() {}
             let rollup = SeriesRollup::new(&self.tiers, self.policy.fresh);
-            self.series.insert(key.clone(), One { rollup, waiting: BTreeMap::new(), at: reading.at });
+            self.series.insert(key.clone(), LiveSeries { rollup, waiting: BTreeMap::new(), at: reading.at });
         }
         let Some(one) = self.series.get_mut(key) else { return };
         one.at = reading.at;
@@ -67,20 +67,20 @@ impl Live {
     }
 
     /// Series with waiting buckets.
-    pub(super) fn waiting(&self) -> Vec<Key> {
+    pub(super) fn waiting(&self) -> Vec<SeriesKey> {
         let waits = self.series.iter().filter(|(_, one)| !one.waiting.is_empty());
         waits.map(|(key, _)| key.clone()).collect()
     }
 
     /// Takes the waiting buckets of a series, to be written.
-    pub(super) fn take(&mut self, key: &Key) -> Vec<(usize, Bucket)> {
+    pub(super) fn take(&mut self, key: &SeriesKey) -> Vec<(usize, ReadingBucket)> {
         let Some(one) = self.series.get_mut(key) else { return Vec::new() };
         let waiting = std::mem::take(&mut one.waiting);
         waiting.into_iter().map(|((tier, _), bucket)| (tier, bucket)).collect()
     }
 
     /// Returns buckets that could not be written.
-    pub(super) fn give_back(&mut self, key: &Key, buckets: Vec<(usize, Bucket)>) {
+    pub(super) fn give_back(&mut self, key: &SeriesKey, buckets: Vec<(usize, ReadingBucket)>) {
         let most = self.share();
         if let Some(one) = self.series.get_mut(key) {
             one.wait(buckets, most);
@@ -91,7 +91,7 @@ impl Live {
     pub(super) fn forget_quiet(&mut self, now_ms: u64) {
         let fresh = u64::try_from(self.policy.fresh.as_millis()).unwrap_or(0);
         let most = self.share();
-        let quiet = |one: &One| one.at.saturating_add(fresh) < now_ms;
+        let quiet = |one: &LiveSeries| one.at.saturating_add(fresh) < now_ms;
         for one in self.series.values_mut().filter(|one| quiet(one)) {
             // Its open buckets will not be completed by further readings.
             let open = one.rollup.close();
@@ -101,26 +101,26 @@ impl Live {
     }
 
     /// All series of a model, or of all models.
-    pub(super) fn keys(&self, model: Option<&str>) -> Vec<Key> {
+    pub(super) fn keys(&self, model: Option<&str>) -> Vec<SeriesKey> {
         let own = self.series.keys().filter(|key| model.is_none_or(|model| key.model.as_str() == model));
         own.cloned().collect()
     }
 
     /// Time of a series' last reading, in milliseconds since 1970.
-    pub(super) fn read_at(&self, key: &Key) -> Option<u64> {
+    pub(super) fn read_at(&self, key: &SeriesKey) -> Option<u64> {
         self.series.get(key).map(|one| one.at)
     }
 
     /// Buckets of one tier of a series that are in memory, in no order.
-    pub(super) fn buckets(&self, key: &Key, tier: usize) -> Vec<Bucket> {
+    pub(super) fn buckets(&self, key: &SeriesKey, tier: usize) -> Vec<ReadingBucket> {
         let Some(one) = self.series.get(key) else { return Vec::new() };
         let waiting = one.waiting.range((tier, 0)..=(tier, u64::MAX)).map(|(_, bucket)| bucket);
         waiting.chain(one.rollup.open(tier)).cloned().collect()
     }
 }
 
-impl One {
-    fn wait(&mut self, buckets: Vec<(usize, Bucket)>, most: usize) {
+impl LiveSeries {
+    fn wait(&mut self, buckets: Vec<(usize, ReadingBucket)>, most: usize) {
         for (tier, bucket) in buckets {
             match self.waiting.get_mut(&(tier, bucket.start)) {
                 Some(known) => known.merge(&bucket),
@@ -144,25 +144,28 @@ impl One {
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::rollup::Lines;
+    use warden_policies::rollup::RollupContext;
     use warden_policies::{MemoryKind, ModelName};
 
     use super::*;
 
     const DAY: u64 = 1_790_000_400_000;
 
-    fn key(n: usize) -> Key {
-        Key { model: ModelName::new(format!("m{n}")), replica: 0, memory: MemoryKind::Host }
+    fn key(n: usize) -> SeriesKey {
+        SeriesKey { model: ModelName::new(format!("m{n}")), replica: 0, memory: MemoryKind::Host }
     }
 
-    fn note(live: &mut Live, n: usize, second: u64) {
-        live.note(&key(n), &Reading { at: DAY + second * 1000, bytes: second, lines: Lines::default() });
+    fn note(live: &mut LiveBuckets, n: usize, second: u64) {
+        live.note(
+            &key(n),
+            &RollupReading { at: DAY + second * 1000, bytes: second, lines: RollupContext::default() },
+        );
     }
 
-    fn live(change: impl FnOnce(&mut SeriesPolicy)) -> Live {
+    fn live(change: impl FnOnce(&mut SeriesPolicy)) -> LiveBuckets {
         let mut policy = warden_policies::defaults().series;
         change(&mut policy);
-        Live::new(&policy)
+        LiveBuckets::new(&policy)
     }
 
     #[test]
@@ -192,7 +195,8 @@ mod tests {
     fn what_could_not_be_written_is_given_back_and_nothing_counts_twice() {
         let mut live = live(|_| ());
         (0..100).step_by(5).for_each(|second| note(&mut live, 0, second));
-        let count = |live: &Live| live.buckets(&key(0), 0).iter().map(|bucket| bucket.count).sum::<u64>();
+        let count =
+            |live: &LiveBuckets| live.buckets(&key(0), 0).iter().map(|bucket| bucket.count).sum::<u64>();
         assert_eq!((count(&live), live.waiting().len()), (20, 1));
         let taken = live.take(&key(0));
         note(&mut live, 0, 101);

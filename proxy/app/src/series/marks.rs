@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use warden_policies::rollup::SeriesPolicy;
 use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, GenerationId, MemoryKind, ModelName, secrets};
-use warden_supervisor::{Event, EventKind, LedgerEntry};
+use warden_supervisor::{EventKind, FleetEvent, LedgerEntry};
 
 use crate::serve::describe;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", from = "String")]
-pub(crate) enum MarkKind {
+pub(crate) enum SeriesMarkKind {
     /// The process was replaced by another.
     Replaced,
     /// A replacement failed.
@@ -32,7 +32,7 @@ pub(crate) enum MarkKind {
     Warned,
 }
 
-impl MarkKind {
+impl SeriesMarkKind {
     /// All kinds.
     pub(crate) const ALL: [Self; 8] = [
         Self::Replaced,
@@ -60,7 +60,7 @@ impl MarkKind {
     }
 }
 
-impl From<String> for MarkKind {
+impl From<String> for SeriesMarkKind {
     /// An unknown name is one of a later version; it counts as a warning.
     fn from(name: String) -> Self {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Warned)
@@ -69,7 +69,7 @@ impl From<String> for MarkKind {
 
 /// An action or event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Mark {
+pub(crate) struct SeriesMark {
     /// In milliseconds since 1970.
     pub(crate) at: u64,
     pub(crate) model: ModelName,
@@ -81,14 +81,14 @@ pub(crate) struct Mark {
     pub(crate) memory: Option<MemoryKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<GenerationId>,
-    pub(crate) kind: MarkKind,
+    pub(crate) kind: SeriesMarkKind,
     /// Reason and outcome.
     pub(crate) words: String,
 }
 
 /// The marks of an event: one, or one for each model that a configuration changed. `at` is used if the
 /// event has no time.
-pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
+pub(super) fn of(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
     let at = event
         .at
         .parse::<jiff::Timestamp>()
@@ -96,7 +96,7 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
         .and_then(|at| u64::try_from(at.as_millisecond()).ok())
         .unwrap_or(at);
     let words = |words: &str| shortened(&secrets::text(words), most);
-    let mark = |model: &ModelName, kind, text: &str| Mark {
+    let mark = |model: &ModelName, kind, text: &str| SeriesMark {
         at,
         model: model.clone(),
         replica: None,
@@ -113,7 +113,9 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
         ];
         let all = lists.into_iter().flat_map(|(models, what)| models.iter().map(move |model| (model, what)));
         return all
-            .map(|(model, what)| mark(model, MarkKind::Configured, &format!("configuration applied: {what}")))
+            .map(|(model, what)| {
+                mark(model, SeriesMarkKind::Configured, &format!("configuration applied: {what}"))
+            })
             .collect();
     }
     let Some(model) = &event.model else { return Vec::new() };
@@ -121,38 +123,38 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
     let one = match &event.kind {
         // Nothing replaced the process: the event that ended it has its own mark.
         EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
-        EventKind::RecycleDone { entry } => Mark {
+        EventKind::RecycleDone { entry } => SeriesMark {
             replica: Some(entry.replica),
             memory: entry.evidence.series,
             ..mark(
                 model,
-                if entry.failed.is_some() { MarkKind::Failed } else { MarkKind::Replaced },
+                if entry.failed.is_some() { SeriesMarkKind::Failed } else { SeriesMarkKind::Replaced },
                 &replaced(entry),
             )
         },
-        EventKind::Reclaimed { entry } => Mark {
+        EventKind::Reclaimed { entry } => SeriesMark {
             replica: Some(entry.replica),
             memory: entry.series,
-            ..mark(model, MarkKind::Reclaimed, &told())
+            ..mark(model, SeriesMarkKind::Reclaimed, &told())
         },
         EventKind::MakesRoom { .. } | EventKind::Unloaded { .. } | EventKind::LoadsAnew { .. } => {
-            mark(model, MarkKind::Unloaded, &told())
+            mark(model, SeriesMarkKind::Unloaded, &told())
         }
         EventKind::Crashed { .. } | EventKind::CrashLoop { .. } | EventKind::Failed { .. } => {
-            mark(model, MarkKind::Crashed, &told())
+            mark(model, SeriesMarkKind::Crashed, &told())
         }
-        EventKind::Pinned { .. } => mark(model, MarkKind::Configured, &told()),
+        EventKind::Pinned { .. } => mark(model, SeriesMarkKind::Configured, &told()),
         EventKind::CanaryBegan { .. } | EventKind::CanaryEnded { .. } => {
-            mark(model, MarkKind::Canary, &told())
+            mark(model, SeriesMarkKind::Canary, &told())
         }
         EventKind::PolicyOff { .. }
         | EventKind::FallsBack { .. }
         | EventKind::StartSearched { .. }
         | EventKind::Unwell { .. }
-        | EventKind::VramUnknown { .. } => mark(model, MarkKind::Warned, &told()),
-        EventKind::DriverLeak { gpu, .. } => Mark {
+        | EventKind::VramUnknown { .. } => mark(model, SeriesMarkKind::Warned, &told()),
+        EventKind::DriverLeak { gpu, .. } => SeriesMark {
             memory: gpu.map_or(Some(MemoryKind::Host), |gpu| Some(MemoryKind::Vram(gpu))),
-            ..mark(model, MarkKind::Warned, &told())
+            ..mark(model, SeriesMarkKind::Warned, &told())
         },
         _ => return Vec::new(),
     };
@@ -169,8 +171,9 @@ fn replaced(entry: &LedgerEntry) -> String {
         let _infallible = write!(text, "; {failed}");
         return text;
     }
-    let vram =
-        |all: &[warden_policies::Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
+    let vram = |all: &[warden_policies::VramReading], gpu| {
+        all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
+    };
     let (before, after) = match evidence.series {
         Some(MemoryKind::Vram(gpu)) => (vram(&entry.vram_before, gpu), vram(&entry.vram_after, gpu)),
         _ => (entry.host_before.map(HostMemory::charged), entry.host_after.map(HostMemory::charged)),
@@ -197,14 +200,14 @@ fn shortened(text: &str, most: usize) -> String {
 /// The latest marks of each model.
 #[derive(Debug, Default)]
 pub(super) struct MarkHistory {
-    of_model: BTreeMap<ModelName, VecDeque<Mark>>,
+    of_model: BTreeMap<ModelName, VecDeque<SeriesMark>>,
     count: usize,
 }
 
 impl MarkHistory {
     /// Adds a mark; a duplicate is ignored. Beyond the limits the oldest mark is dropped: of the same model
     /// if it has many, else of the model that has most.
-    pub(super) fn keep(&mut self, mark: Mark, policy: &SeriesPolicy) -> bool {
+    pub(super) fn keep(&mut self, mark: SeriesMark, policy: &SeriesPolicy) -> bool {
         let own = self.of_model.entry(mark.model.clone()).or_default();
         // Marks arrive in order, except after a clock was set back.
         let place = own.iter().rposition(|known| known.at <= mark.at).map_or(0, |place| place + 1);
@@ -228,12 +231,12 @@ impl MarkHistory {
     }
 
     /// Marks of a model between two moments, both in milliseconds since 1970, in order.
-    pub(super) fn of(&self, model: &str, from: u64, to: u64) -> Vec<Mark> {
+    pub(super) fn of(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
         let own = self.of_model.get(&ModelName::new(model)).into_iter().flatten();
         own.filter(|mark| (from..=to).contains(&mark.at)).cloned().collect()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Mark> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &SeriesMark> {
         self.of_model.values().flatten()
     }
 

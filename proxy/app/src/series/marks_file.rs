@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::marks::Mark;
+use super::marks::SeriesMark;
 use crate::append;
 
 /// The file has names of models and output of llama-server, so it is not readable by everybody.
@@ -29,14 +29,14 @@ pub(super) struct MarksFile {
 
 impl MarksFile {
     /// Opens the file in a folder, and reads its marks.
-    pub(super) fn open(folder: &Path) -> (Self, Vec<Mark>) {
+    pub(super) fn open(folder: &Path) -> (Self, Vec<SeriesMark>) {
         let path = folder.join("marks.jsonl");
         let facts = fs::symlink_metadata(&path);
         let Ok(facts) = facts else { return (Self { path, lines: 0, ours: true }, Vec::new()) };
         let text = if facts.is_file() && facts.len() < MAX_FILE_BYTES { fs::read(&path).ok() } else { None };
         let Some(text) = text else { return (Self { path, lines: 0, ours: false }, Vec::new()) };
         let text = String::from_utf8_lossy(&text);
-        let read: Vec<Mark> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let read: Vec<SeriesMark> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         // Any line may be torn, even the first.
         let ours = text.is_empty() || !read.is_empty();
         let lines = text.lines().count();
@@ -56,9 +56,9 @@ impl MarksFile {
     /// The disk fails or is full.
     pub(super) fn write(
         &mut self,
-        new: &[Mark],
+        new: &[SeriesMark],
         kept: usize,
-        all: impl FnOnce() -> Vec<Mark>,
+        all: impl FnOnce() -> Vec<SeriesMark>,
     ) -> io::Result<()> {
         if !self.ours || new.is_empty() {
             return Ok(());
@@ -77,7 +77,7 @@ impl MarksFile {
         Ok(())
     }
 
-    fn rewrite(&mut self, all: &[Mark]) -> io::Result<()> {
+    fn rewrite(&mut self, all: &[SeriesMark]) -> io::Result<()> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         let new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         let mut writer = BufWriter::new(new.as_file());
@@ -99,18 +99,18 @@ impl MarksFile {
 mod tests {
     use warden_policies::ModelName;
 
-    use super::super::marks::MarkKind;
+    use super::super::marks::SeriesMarkKind;
     use super::*;
 
-    fn mark(at: u64) -> Mark {
+    fn mark(at: u64) -> SeriesMark {
         let (replica, memory, generation) = (None, None, None);
-        Mark {
+        SeriesMark {
             at,
             model: ModelName::new("m"),
             replica,
             memory,
             generation,
-            kind: MarkKind::Replaced,
+            kind: SeriesMarkKind::Replaced,
             words: "why".into(),
         }
     }
@@ -161,7 +161,7 @@ mod tests {
     fn the_file_is_bounded_and_somebody_elses_stays() {
         let dir = tempfile::tempdir().unwrap();
         let (mut file, _) = MarksFile::open(dir.path());
-        let kept: Vec<Mark> = (0..10).map(mark).collect();
+        let kept: Vec<SeriesMark> = (0..10).map(mark).collect();
         let mut longest = 0;
         for n in 0..3000 {
             file.write(&[mark(n)], kept.len(), || kept.clone()).unwrap();

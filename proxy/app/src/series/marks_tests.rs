@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn event(model: Option<&str>, mut kind: Value) -> Event {
+fn event(model: Option<&str>, mut kind: Value) -> FleetEvent {
     kind["id"] = json!(1);
     kind["at"] = json!("2026-01-02T03:04:05.678Z");
     kind["generation"] = json!(2);
@@ -70,11 +70,11 @@ fn words_have_an_end_and_no_half_letter() {
 
 #[test]
 fn what_a_later_version_marks_can_still_be_read() {
-    let mark: Mark =
+    let mark: SeriesMark =
         serde_json::from_value(json!({"at": 5, "model": "m", "kind": "moved", "words": "w", "new": 1}))
             .unwrap();
-    assert_eq!(mark.kind, MarkKind::Warned);
-    for kind in MarkKind::ALL {
+    assert_eq!(mark.kind, SeriesMarkKind::Warned);
+    for kind in SeriesMarkKind::ALL {
         assert_eq!(serde_json::to_value(kind).unwrap(), json!(kind.as_str()));
     }
 }
@@ -82,13 +82,13 @@ fn what_a_later_version_marks_can_still_be_read() {
 #[test]
 fn marks_are_bounded_and_a_model_that_falls_all_day_costs_no_other_its_own() {
     let policy = SeriesPolicy { marks_of_model: 10, marks: 50, ..warden_policies::defaults().series };
-    let mark = |model: usize, at: u64| Mark {
+    let mark = |model: usize, at: u64| SeriesMark {
         at,
         model: ModelName::new(format!("m{model}")),
         replica: None,
         memory: None,
         generation: None,
-        kind: MarkKind::Crashed,
+        kind: SeriesMarkKind::Crashed,
         words: String::new(),
     };
     let mut marks = MarkHistory::default();

@@ -33,4 +33,4 @@ mod ring;
 mod store;
 
 pub(crate) use recorder::record;
-pub(crate) use store::Store;
+pub(crate) use store::SeriesStore;

@@ -10,27 +10,32 @@
 //! A record with a wrong checksum was torn, or is foreign, and is no bucket; the same holds for a hole in
 //! the file.
 
-use warden_policies::growth::{Law, Verdict};
-use warden_policies::rollup::{Bucket, Lines, RollupTier};
+use warden_policies::growth::{GrowthLine, GrowthVerdict};
+use warden_policies::rollup::{ReadingBucket, RollupContext, RollupTier};
 
 /// Bytes of a bucket.
-pub(super) const RECORD: usize = 104;
+pub(super) const RECORD_BYTES: usize = 104;
 
-const CHECKSUM_OFFSET: usize = RECORD - 4;
+const CHECKSUM_OFFSET: usize = RECORD_BYTES - 4;
 
 /// Lines are only drawn, and operators set budgets in round numbers, so KiB are exact enough.
 const KIB: u64 = 1024;
 
 /// Codes of the verdicts in a file: an index never changes its meaning.
-const VERDICTS: [Verdict; 5] =
-    [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Suspected, Verdict::Leaking];
+const VERDICTS: [GrowthVerdict; 5] = [
+    GrowthVerdict::Warming,
+    GrowthVerdict::Steady,
+    GrowthVerdict::Bounded,
+    GrowthVerdict::Suspected,
+    GrowthVerdict::Leaking,
+];
 
 /// Encodes a bucket.
-pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
-    let mut bytes = [0; RECORD];
+pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
+    let mut bytes = [0; RECORD_BYTES];
     let begin = bucket.start.saturating_mul(1000);
     let after = |at: u64| short(at.saturating_sub(begin));
-    let Lines { generation, verdict, law, kept, soft, hard } = bucket.lines;
+    let RollupContext { generation, verdict, law, kept, soft, hard } = bucket.lines;
     put_bytes(&mut bytes, 0, &bucket.start.to_le_bytes());
     put_bytes(&mut bytes, 8, &after(bucket.first_at).to_le_bytes());
     put_bytes(&mut bytes, 12, &after(bucket.last_at).to_le_bytes());
@@ -64,7 +69,7 @@ pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
 }
 
 /// Decodes a bucket of a tier; `None` if the bytes are none.
-pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<Bucket> {
+pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<ReadingBucket> {
     if u32::from_le_bytes(at(bytes, CHECKSUM_OFFSET)?) != crc32(bytes.get(..CHECKSUM_OFFSET)?)
         || bytes[93] != number
     {
@@ -81,7 +86,7 @@ pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<Bucke
         return None;
     }
     let law = line(0)?.zip(line(1)?.zip(line(2)?));
-    Some(Bucket {
+    Some(ReadingBucket {
         start,
         seconds: tier.seconds,
         count,
@@ -92,10 +97,10 @@ pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<Bucke
         first_at: begin.checked_add(word(8)?)?,
         last_at: begin.checked_add(word(12)?)?,
         covered: word(16)?,
-        lines: Lines {
+        lines: RollupContext {
             generation: long(24)?,
             verdict: VERDICTS.get(usize::from(bytes[92])).copied().unwrap_or_default(),
-            law: law.map(|(level, (low, high))| Law { level, low, high }),
+            law: law.map(|(level, (low, high))| GrowthLine { level, low, high }),
             kept: line(3)?.zip(line(4)?),
             soft: line(5)?,
             hard: line(6)?,
@@ -128,21 +133,21 @@ pub(super) fn crc32(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use warden_policies::rollup::Reading;
+    use warden_policies::rollup::RollupReading;
 
     pub(crate) const TIER: RollupTier = RollupTier { seconds: 10, slots: 6 };
 
     /// A bucket with everything in it.
-    pub(crate) fn full(second: u64, bytes: u64) -> Bucket {
-        let lines = Lines {
+    pub(crate) fn full(second: u64, bytes: u64) -> ReadingBucket {
+        let lines = RollupContext {
             generation: 7,
-            verdict: Verdict::Leaking,
-            law: Some(Law { level: 5 << 20, low: 4 << 20, high: 6 << 20 }),
+            verdict: GrowthVerdict::Leaking,
+            law: Some(GrowthLine { level: 5 << 20, low: 4 << 20, high: 6 << 20 }),
             kept: Some((1 << 20, 9 << 30)),
             soft: Some(1 << 31),
             hard: Some(3 << 40),
         };
-        Bucket::of(&Reading { at: second * 1000 + 17, bytes, lines }, TIER)
+        ReadingBucket::of(&RollupReading { at: second * 1000 + 17, bytes, lines }, TIER)
     }
 
     #[test]
@@ -156,9 +161,9 @@ pub(super) mod tests {
         let bytes = encode(&bucket, 2);
         assert_eq!(decode(&bytes, 2, TIER), Some(bucket));
         assert_eq!(decode(&bytes, 1, TIER), None, "of another tier");
-        assert_eq!(decode(&bytes[..RECORD - 1], 2, TIER), None, "torn");
-        assert_eq!(decode(&[0; RECORD], 0, TIER), None, "a hole");
-        for bit in 0..RECORD * 8 {
+        assert_eq!(decode(&bytes[..RECORD_BYTES - 1], 2, TIER), None, "torn");
+        assert_eq!(decode(&[0; RECORD_BYTES], 0, TIER), None, "a hole");
+        for bit in 0..RECORD_BYTES * 8 {
             let mut other = bytes;
             other[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(decode(&other, 2, TIER), None, "bit {bit}");

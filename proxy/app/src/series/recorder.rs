@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use warden_policies::lifecycle::Phase;
-use warden_policies::rollup::{Lines, Reading};
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::rollup::{RollupContext, RollupReading};
 use warden_policies::{GenerationId, MemoryKind, ModelName};
-use warden_supervisor::{BackendView, Event, Fleet, FleetView, ModelView, StateKind, StateWriter};
+use warden_supervisor::{BackendView, Fleet, FleetEvent, FleetView, ModelView, StateKind, StateWriter};
 
-use super::key::Key;
+use super::key::SeriesKey;
 use super::marks;
-use super::store::{Store, unix_ms};
+use super::store::{SeriesStore, unix_ms};
 
 /// Records until `stop`, then writes the rest. Only the end waits for it, and not for long.
-pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) {
+pub(crate) async fn record(store: SeriesStore, fleet: Fleet, stop: CancellationToken) {
     let policy = *store.policy();
     let mut views = fleet.subscribe();
     let mut tail = fleet.events();
     let mut seen = RecordedReadings::default();
     let mut told = 0;
-    let mut mark = |events: &[Event]| {
+    let mut mark = |events: &[FleetEvent]| {
         for event in events.iter().filter(|event| event.id > told) {
             for mark in marks::of(event, unix_ms(), policy.mark_bytes) {
                 store.mark(mark);
@@ -77,7 +77,7 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
 }
 
 /// Starts a write of everything, unless one is running.
-fn write(store: &Store, state: &StateWriter, flushing: &Arc<AtomicBool>) {
+fn write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBool>) {
     if flushing.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -99,7 +99,7 @@ struct RecordedReadings(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>)
 
 impl RecordedReadings {
     /// Readings that are new in this view.
-    fn readings(&mut self, view: &FleetView, now: u64) -> Vec<(Key, Reading)> {
+    fn readings(&mut self, view: &FleetView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
         let mut readings = Vec::new();
         let mut next = BTreeMap::new();
         for model in view.models.iter().chain(&view.canaries) {
@@ -122,7 +122,7 @@ impl RecordedReadings {
 fn shown(model: &ModelView) -> Vec<&BackendView> {
     let mut shown: BTreeMap<u32, &BackendView> = BTreeMap::new();
     for backend in model.backends.iter().filter(|backend| backend.memory.reading > 0) {
-        let weight = |backend: &BackendView| (backend.phase == Phase::Ready, backend.generation);
+        let weight = |backend: &BackendView| (backend.phase == BackendPhase::Ready, backend.generation);
         let best = shown.entry(backend.replica).or_insert(backend);
         if weight(backend) > weight(best) {
             *best = backend;
@@ -132,19 +132,19 @@ fn shown(model: &ModelView) -> Vec<&BackendView> {
 }
 
 /// Readings of all known memories.
-fn of(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(Key, Reading)> {
+fn of(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
     let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = backend.memory.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     let all = host.into_iter().chain(vram);
     all.map(|(memory, bytes)| {
-        let key = Key { model: model.name.clone(), replica: backend.replica, memory };
-        (key, Reading { at: now, bytes, lines: lines(backend, memory) })
+        let key = SeriesKey { model: model.name.clone(), replica: backend.replica, memory };
+        (key, RollupReading { at: now, bytes, lines: lines(backend, memory) })
     })
     .collect()
 }
 
 /// Verdict, budgets and other lines drawn with a reading.
-fn lines(backend: &BackendView, memory: MemoryKind) -> Lines {
+fn lines(backend: &BackendView, memory: MemoryKind) -> RollupContext {
     let growth = backend.memory.growth.iter().find(|growth| growth.series == memory);
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
@@ -155,7 +155,7 @@ fn lines(backend: &BackendView, memory: MemoryKind) -> Lines {
         let (settled, room) = (growth.baseline?, growth.fill.allowed.saturating_add(measured));
         (room > 0).then(|| (settled, settled.saturating_add(room)))
     });
-    Lines {
+    RollupContext {
         generation: backend.generation.map_or(0, |generation| generation.0),
         verdict: growth.map(|growth| growth.verdict).unwrap_or_default(),
         law: growth.and_then(|growth| growth.law),
@@ -167,15 +167,15 @@ fn lines(backend: &BackendView, memory: MemoryKind) -> Lines {
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::growth::Law;
-    use warden_policies::recycle::Budget;
+    use warden_policies::growth::GrowthLine;
+    use warden_policies::recycle::MemoryBudget;
     use warden_policies::sample::HostMemory;
     use warden_supervisor::BudgetView;
 
     use super::*;
     use crate::admin::growth_metrics::tests::{fleet, leaking};
 
-    fn backend(generation: u64, phase: Phase, reading: u64) -> BackendView {
+    fn backend(generation: u64, phase: BackendPhase, reading: u64) -> BackendView {
         let mut backend = leaking();
         (backend.generation, backend.phase) = (Some(GenerationId(generation)), phase);
         backend.memory.reading = reading;
@@ -186,12 +186,12 @@ mod tests {
     #[test]
     fn each_reading_is_taken_once_with_what_is_drawn_beside_it() {
         let mut seen = RecordedReadings::default();
-        let mut one = backend(3, Phase::Ready, 1);
-        one.memory.growth[0].law = Some(Law { level: 5, low: 4, high: 6 });
+        let mut one = backend(3, BackendPhase::Ready, 1);
+        one.memory.growth[0].law = Some(GrowthLine { level: 5, low: 4, high: 6 });
         one.memory.growth[0].baseline = Some(100);
         one.memory.growth[0].fill.allowed = 50;
         one.memory.budgets =
-            vec![BudgetView { series: MemoryKind::Host, budget: Budget { soft: Some(7), hard: None } }];
+            vec![BudgetView { series: MemoryKind::Host, budget: MemoryBudget { soft: Some(7), hard: None } }];
         let found = seen.readings(&fleet(vec![one.clone()]), 9);
         let kinds: Vec<String> = found.iter().map(|(key, _)| key.memory.to_string()).collect();
         assert_eq!(kinds, ["host", "vram0"]);
@@ -213,11 +213,17 @@ mod tests {
         let mut at = |backends: Vec<BackendView>| -> Option<u64> {
             Some(seen.readings(&fleet(backends), 9).first()?.1.lines.generation)
         };
-        assert_eq!(at(vec![backend(1, Phase::Ready, 1)]), Some(1));
-        assert_eq!(at(vec![backend(1, Phase::Ready, 2), backend(2, Phase::Starting, 1)]), Some(1));
-        assert_eq!(at(vec![backend(1, Phase::Draining, 3), backend(2, Phase::Ready, 2)]), Some(2));
-        assert_eq!(at(vec![backend(1, Phase::Draining, 4), backend(2, Phase::Ready, 2)]), None);
-        assert_eq!(at(vec![backend(2, Phase::Suspect, 3)]), Some(2), "better than nothing");
-        assert_eq!(at(vec![backend(3, Phase::Starting, 0)]), None, "nothing was read of it");
+        assert_eq!(at(vec![backend(1, BackendPhase::Ready, 1)]), Some(1));
+        assert_eq!(
+            at(vec![backend(1, BackendPhase::Ready, 2), backend(2, BackendPhase::Starting, 1)]),
+            Some(1)
+        );
+        assert_eq!(
+            at(vec![backend(1, BackendPhase::Draining, 3), backend(2, BackendPhase::Ready, 2)]),
+            Some(2)
+        );
+        assert_eq!(at(vec![backend(1, BackendPhase::Draining, 4), backend(2, BackendPhase::Ready, 2)]), None);
+        assert_eq!(at(vec![backend(2, BackendPhase::Suspect, 3)]), Some(2), "better than nothing");
+        assert_eq!(at(vec![backend(3, BackendPhase::Starting, 0)]), None, "nothing was read of it");
     }
 }

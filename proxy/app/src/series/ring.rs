@@ -16,23 +16,23 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use warden_policies::rollup::{Bucket, RollupTier};
+use warden_policies::rollup::{ReadingBucket, RollupTier};
 
-use super::key::Key;
-use super::record::{RECORD, crc32, decode, encode};
+use super::key::SeriesKey;
+use super::record::{RECORD_BYTES, crc32, decode, encode};
 
 const FILE_MAGIC: &[u8; 8] = b"LWSERIES";
 const VERSION: u32 = 1;
-const HEAD: usize = 4096;
-const TEXT: usize = 20;
+const HEAD_BYTES: usize = 4096;
+const TEXT_OFFSET: usize = 20;
 /// The file has names of models, so it is not readable by everybody.
 const FILE_MODE: u32 = 0o640;
 
 /// Content of a head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Head {
+pub(super) struct RingHead {
     #[serde(flatten)]
-    pub(super) key: Key,
+    pub(super) key: SeriesKey,
     /// Seconds and slots of each tier.
     tiers: Vec<(u64, u64)>,
     /// Creation time, in seconds since 1970.
@@ -61,22 +61,27 @@ pub(super) fn length(tiers: &[RollupTier]) -> u64 {
 
 fn tier_offset(tiers: &[RollupTier], number: usize) -> u64 {
     let slots: u64 = tiers.iter().take(number).map(|tier| tier.slots).sum();
-    HEAD as u64 + slots * RECORD as u64
+    HEAD_BYTES as u64 + slots * RECORD_BYTES as u64
 }
 
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct RingFile {
     file: File,
     tiers: Vec<RollupTier>,
     pub(super) since: u64,
 }
 
-impl Ring {
+impl RingFile {
     /// Opens the file of a series, for reading or also for writing.
     ///
     /// # Errors
     /// The file is missing, or not used.
-    pub(super) fn open(path: &Path, key: &Key, tiers: &[RollupTier], write: bool) -> Result<Self, RingError> {
+    pub(super) fn open(
+        path: &Path,
+        key: &SeriesKey,
+        tiers: &[RollupTier],
+        write: bool,
+    ) -> Result<Self, RingError> {
         let file = options().write(write).open(path)?;
         let head = head(&file)?;
         let same = head.tiers.iter().copied().eq(tiers.iter().map(|tier| (tier.seconds, tier.slots)));
@@ -90,12 +95,17 @@ impl Ring {
     ///
     /// # Errors
     /// The file cannot be created, or the name is taken.
-    pub(super) fn make(path: &Path, key: &Key, tiers: &[RollupTier], now: u64) -> Result<Self, RingError> {
+    pub(super) fn make(
+        path: &Path,
+        key: &SeriesKey,
+        tiers: &[RollupTier],
+        now: u64,
+    ) -> Result<Self, RingError> {
         let widths = tiers.iter().map(|tier| (tier.seconds, tier.slots)).collect();
-        let head = Head { key: key.clone(), tiers: widths, since: now };
+        let head = RingHead { key: key.clone(), tiers: widths, since: now };
         let text = serde_json::to_vec(&head).map_err(io::Error::from)?;
-        let size = u32::try_from(text.len()).ok().filter(|_| text.len() <= HEAD - TEXT);
-        let mut bytes = Vec::with_capacity(HEAD);
+        let size = u32::try_from(text.len()).ok().filter(|_| text.len() <= HEAD_BYTES - TEXT_OFFSET);
+        let mut bytes = Vec::with_capacity(HEAD_BYTES);
         bytes.extend_from_slice(FILE_MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&size.ok_or(RingError::Long)?.to_le_bytes());
@@ -118,17 +128,17 @@ impl Ring {
     ///
     /// # Errors
     /// The disk fails.
-    pub(super) fn read(&self, number: usize) -> io::Result<Vec<Bucket>> {
+    pub(super) fn read(&self, number: usize) -> io::Result<Vec<ReadingBucket>> {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(Vec::new()) };
         let slots = usize::try_from(tier.slots).unwrap_or(0);
-        let mut bytes = vec![0; slots * RECORD];
+        let mut bytes = vec![0; slots * RECORD_BYTES];
         let read = read_up_to(&self.file, &mut bytes, tier_offset(&self.tiers, number))?;
-        let records = bytes[..read].as_chunks::<RECORD>().0.iter().zip(0_u64..);
+        let records = bytes[..read].as_chunks::<RECORD_BYTES>().0.iter().zip(0_u64..);
         // The slot has to match the bucket's time.
-        let bucket = |(record, slot): (&[u8; RECORD], u64)| {
+        let bucket = |(record, slot): (&[u8; RECORD_BYTES], u64)| {
             decode(record, to_u8(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
         };
-        let mut all: Vec<Bucket> = records.filter_map(bucket).collect();
+        let mut all: Vec<ReadingBucket> = records.filter_map(bucket).collect();
         all.sort_by_key(|bucket| bucket.start);
         Ok(all)
     }
@@ -137,10 +147,10 @@ impl Ring {
     ///
     /// # Errors
     /// The disk fails or is full. Then the caller has to call again.
-    pub(super) fn merge(&self, number: usize, added: &Bucket) -> io::Result<()> {
+    pub(super) fn merge(&self, number: usize, added: &ReadingBucket) -> io::Result<()> {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(()) };
-        let place = tier_offset(&self.tiers, number) + tier.slot(added.start) * RECORD as u64;
-        let mut bytes = [0; RECORD];
+        let place = tier_offset(&self.tiers, number) + tier.slot(added.start) * RECORD_BYTES as u64;
+        let mut bytes = [0; RECORD_BYTES];
         let read = read_up_to(&self.file, &mut bytes, place)?;
         let there = decode(&bytes[..read], to_u8(number), tier).filter(|there| there.start == added.start);
         let all = there.map_or_else(
@@ -158,7 +168,7 @@ impl Ring {
 ///
 /// # Errors
 /// The file cannot be read, or is none of ours.
-pub(super) fn look(path: &Path) -> Result<Head, RingError> {
+pub(super) fn look(path: &Path) -> Result<RingHead, RingError> {
     head(&options().open(path)?)
 }
 
@@ -170,11 +180,11 @@ fn options() -> OpenOptions {
     options
 }
 
-fn head(file: &File) -> Result<Head, RingError> {
+fn head(file: &File) -> Result<RingHead, RingError> {
     if !file.metadata()?.is_file() {
         return Err(RingError::Foreign);
     }
-    let mut bytes = [0; HEAD];
+    let mut bytes = [0; HEAD_BYTES];
     let read = read_up_to(file, &mut bytes, 0)?;
     let bytes = &bytes[..read];
     let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -183,7 +193,7 @@ fn head(file: &File) -> Result<Head, RingError> {
         return Err(RingError::Later(version));
     }
     let text = word(12).zip(word(16)).and_then(|(size, check)| {
-        let text = bytes.get(TEXT..TEXT.checked_add(usize::try_from(size).ok()?)?)?;
+        let text = bytes.get(TEXT_OFFSET..TEXT_OFFSET.checked_add(usize::try_from(size).ok()?)?)?;
         (crc32(text) == check).then_some(text)
     });
     text.and_then(|text| serde_json::from_slice(text).ok()).ok_or(RingError::Foreign)

@@ -3,7 +3,7 @@
 use std::fs;
 
 use proptest::prelude::*;
-use warden_policies::rollup::Reading;
+use warden_policies::rollup::RollupReading;
 use warden_policies::{MemoryKind, ModelName};
 
 use super::super::record::tests::{TIER, full};
@@ -13,18 +13,18 @@ const TIERS: [RollupTier; 2] = [TIER, RollupTier { seconds: 60, slots: 4 }];
 /// A multiple of the spans of both tiers, so that slots are easy to count.
 const DAY: u64 = 1_790_000_400 / 1200 * 1200;
 
-fn key() -> Key {
-    Key { model: ModelName::new("org/m"), replica: 0, memory: MemoryKind::Host }
+fn key() -> SeriesKey {
+    SeriesKey { model: ModelName::new("org/m"), replica: 0, memory: MemoryKind::Host }
 }
 
-fn made() -> (tempfile::TempDir, std::path::PathBuf, Ring) {
+fn made() -> (tempfile::TempDir, std::path::PathBuf, RingFile) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(key().file());
-    let ring = Ring::make(&path, &key(), &TIERS, DAY).unwrap();
+    let ring = RingFile::make(&path, &key(), &TIERS, DAY).unwrap();
     (dir, path, ring)
 }
 
-fn starts(ring: &Ring) -> Vec<u64> {
+fn starts(ring: &RingFile) -> Vec<u64> {
     ring.read(0).unwrap().iter().map(|bucket| bucket.start - DAY).collect()
 }
 
@@ -36,14 +36,16 @@ fn a_ring_keeps_the_last_round_and_never_grows() {
     }
     assert_eq!(starts(&ring), [940, 950, 960, 970, 980, 990]);
     assert_eq!(fs::metadata(&path).unwrap().len(), length(&TIERS));
-    let again = Ring::open(&path, &key(), &TIERS, false).unwrap();
+    let again = RingFile::open(&path, &key(), &TIERS, false).unwrap();
     assert_eq!((starts(&again), again.since), (starts(&ring), DAY));
 }
 
 #[test]
 fn what_is_added_to_a_stretch_is_put_to_what_is_there() {
     let (_dir, _path, ring) = made();
-    let at = |bytes| Bucket::of(&Reading { at: DAY * 1000 + bytes, bytes, lines: full(DAY, 0).lines }, TIER);
+    let at = |bytes| {
+        ReadingBucket::of(&RollupReading { at: DAY * 1000 + bytes, bytes, lines: full(DAY, 0).lines }, TIER)
+    };
     for bytes in [5, 9, 2] {
         ring.merge(0, &at(bytes)).unwrap();
     }
@@ -56,12 +58,12 @@ fn a_torn_bucket_is_lost_and_the_others_are_not() {
     let (_dir, path, ring) = made();
     (0..6).for_each(|n| ring.merge(0, &full(DAY + n * 10, n)).unwrap());
     let mut bytes = fs::read(&path).unwrap();
-    let third = HEAD + 2 * RECORD;
+    let third = HEAD_BYTES + 2 * RECORD_BYTES;
     bytes[third + 30..third + 60].fill(0xAB);
     fs::write(&path, &bytes).unwrap();
-    assert_eq!(starts(&Ring::open(&path, &key(), &TIERS, true).unwrap()), [0, 10, 30, 40, 50]);
+    assert_eq!(starts(&RingFile::open(&path, &key(), &TIERS, true).unwrap()), [0, 10, 30, 40, 50]);
     // The damaged slot is written again.
-    let ring = Ring::open(&path, &key(), &TIERS, true).unwrap();
+    let ring = RingFile::open(&path, &key(), &TIERS, true).unwrap();
     ring.merge(0, &full(DAY + 20, 1)).unwrap();
     assert_eq!(starts(&ring), [0, 10, 20, 30, 40, 50]);
 }
@@ -71,8 +73,8 @@ fn a_file_that_was_cut_reads_as_far_as_it_goes() {
     let (_dir, path, ring) = made();
     (0..6).for_each(|n| ring.merge(0, &full(DAY + n * 10, n)).unwrap());
     let file = OpenOptions::new().write(true).open(&path).unwrap();
-    file.set_len((HEAD + 3 * RECORD + 50) as u64).unwrap();
-    let ring = Ring::open(&path, &key(), &TIERS, true).unwrap();
+    file.set_len((HEAD_BYTES + 3 * RECORD_BYTES + 50) as u64).unwrap();
+    let ring = RingFile::open(&path, &key(), &TIERS, true).unwrap();
     assert_eq!(starts(&ring), [0, 10, 20]);
     ring.merge(0, &full(DAY + 50, 1)).unwrap();
     assert_eq!(starts(&ring), [0, 10, 20, 50]);
@@ -83,8 +85,8 @@ fn buckets_of_other_places_are_none() {
     let (_dir, path, ring) = made();
     ring.merge(0, &full(DAY + 10, 1)).unwrap();
     let mut bytes = fs::read(&path).unwrap();
-    let (from, to) = (HEAD + RECORD, HEAD + 4 * RECORD);
-    bytes.copy_within(from..from + RECORD, to);
+    let (from, to) = (HEAD_BYTES + RECORD_BYTES, HEAD_BYTES + 4 * RECORD_BYTES);
+    bytes.copy_within(from..from + RECORD_BYTES, to);
     fs::write(&path, &bytes).unwrap();
     assert_eq!(starts(&ring), [10]);
 }
@@ -100,7 +102,7 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
         bytes
     };
     let later = with(8, &9_u32.to_le_bytes());
-    let torn = with(TEXT + 3, b"?");
+    let torn = with(TEXT_OFFSET + 3, b"?");
     for (bytes, why) in [
         (later, "it is of a later version of llama-warden (9)"),
         (torn, "it is no file of llama-warden's"),
@@ -108,21 +110,27 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
         (Vec::new(), "it is no file of llama-warden's"),
     ] {
         fs::write(&path, &bytes).unwrap();
-        let refused = Ring::open(&path, &key(), &TIERS, true).unwrap_err();
+        let refused = RingFile::open(&path, &key(), &TIERS, true).unwrap_err();
         assert_eq!(refused.to_string(), why);
-        assert!(Ring::make(&path, &key(), &TIERS, DAY).is_err(), "nothing is made in the place of something");
+        assert!(
+            RingFile::make(&path, &key(), &TIERS, DAY).is_err(),
+            "nothing is made in the place of something"
+        );
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
     fs::write(&path, &ours).unwrap();
-    let other = Key { replica: 1, ..key() };
-    assert!(matches!(Ring::open(&path, &other, &TIERS, true), Err(RingError::Other)));
-    assert!(matches!(Ring::open(&path, &key(), &TIERS[..1], true), Err(RingError::Other)));
+    let other = SeriesKey { replica: 1, ..key() };
+    assert!(matches!(RingFile::open(&path, &other, &TIERS, true), Err(RingError::Other)));
+    assert!(matches!(RingFile::open(&path, &key(), &TIERS[..1], true), Err(RingError::Other)));
     // A link leads elsewhere, and a pipe would block.
     let link = dir.path().join("link.series");
     std::os::unix::fs::symlink(&path, &link).unwrap();
-    assert!(Ring::open(&link, &key(), &TIERS, true).is_err());
-    let long = Key { model: ModelName::new("x".repeat(5000)), ..key() };
-    assert!(matches!(Ring::make(&dir.path().join(long.file()), &long, &TIERS, DAY), Err(RingError::Long)));
+    assert!(RingFile::open(&link, &key(), &TIERS, true).is_err());
+    let long = SeriesKey { model: ModelName::new("x".repeat(5000)), ..key() };
+    assert!(matches!(
+        RingFile::make(&dir.path().join(long.file()), &long, &TIERS, DAY),
+        Err(RingError::Long)
+    ));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing half-made is left");
 }
 
@@ -131,7 +139,7 @@ proptest! {
     #[test]
     fn any_bytes_are_read_or_refused(
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..12),
-        records in proptest::collection::vec(proptest::collection::vec(any::<u8>(), RECORD - 4), 0..4),
+        records in proptest::collection::vec(proptest::collection::vec(any::<u8>(), RECORD_BYTES - 4), 0..4),
         length in any::<proptest::sample::Index>(),
         cut in any::<bool>(),
     ) {
@@ -144,8 +152,8 @@ proptest! {
             (record[92], record[93]) = (record[92] % 6, 0);
             let check = crc32(&record);
             record.extend_from_slice(&check.to_le_bytes());
-            let at = HEAD + usize::try_from(TIER.slot(DAY + slot * 10)).unwrap() * RECORD;
-            bytes[at..at + RECORD].copy_from_slice(&record);
+            let at = HEAD_BYTES + usize::try_from(TIER.slot(DAY + slot * 10)).unwrap() * RECORD_BYTES;
+            bytes[at..at + RECORD_BYTES].copy_from_slice(&record);
         }
         for (at, byte) in changes {
             let at = at.index(bytes.len());
@@ -156,7 +164,7 @@ proptest! {
         }
         fs::write(&path, &bytes).unwrap();
         let head = look(&path);
-        if let Ok(ring) = Ring::open(&path, &key(), &TIERS, true) {
+        if let Ok(ring) = RingFile::open(&path, &key(), &TIERS, true) {
             prop_assert!(head.is_ok());
             let mut all = ring.read(0).unwrap();
             prop_assert!(all.len() <= 6 && all.is_sorted_by_key(|bucket| bucket.start));

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use warden_policies::rollup::{
-    Bucket, Range, Reading, RollupTier, SeriesPolicy, in_range, thin, tier_for, tiers,
+    PointRange, ReadingBucket, RollupReading, RollupTier, SeriesPolicy, in_range, thin, tier_for, tiers,
 };
 use warden_supervisor::{WorkKind, run_job};
 
-use super::disk::{Disk, Written};
-use super::key::Key;
-use super::live::Live;
-use super::marks::{Mark, MarkHistory};
+use super::disk::{SeriesFolder, WriteOutcome};
+use super::key::SeriesKey;
+use super::live::LiveBuckets;
+use super::marks::{MarkHistory, SeriesMark};
 use super::marks_file::MarksFile;
 use crate::clock;
 use crate::sync::lock;
@@ -27,28 +27,28 @@ const MAX_READERS: usize = 4;
 
 /// Recorded series and marks. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Store(Arc<StoreInner>);
+pub(crate) struct SeriesStore(Arc<StoreInner>);
 
 struct StoreInner {
     policy: SeriesPolicy,
     tiers: [RollupTier; 4],
     state: PathBuf,
     kept: Mutex<StoreMemory>,
-    files: Mutex<Files>,
+    files: Mutex<StoreFiles>,
     readers: Arc<Semaphore>,
 }
 
 struct StoreMemory {
-    live: Live,
+    live: LiveBuckets,
     marks: MarkHistory,
     /// Marks that are not in the file yet.
-    unwritten: Vec<Mark>,
+    unwritten: Vec<SeriesMark>,
     /// Where the series are kept, for people.
     place: String,
 }
 
-struct Files {
-    open: Option<(Disk, MarksFile)>,
+struct StoreFiles {
+    open: Option<(SeriesFolder, MarksFile)>,
     /// Time of the next attempt to open.
     again: Option<Instant>,
     failing: bool,
@@ -58,17 +58,17 @@ struct Files {
 
 /// Recorded buckets of one memory.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Found {
-    pub(super) key: Key,
+pub(super) struct FoundSeries {
+    pub(super) key: SeriesKey,
     /// Seconds of a bucket before merging.
     pub(super) width: u64,
-    pub(super) buckets: Vec<Bucket>,
+    pub(super) buckets: Vec<ReadingBucket>,
 }
 
 /// A recorded memory, and the span of its record in seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Span {
-    pub(super) key: Key,
+pub(super) struct SeriesSpan {
+    pub(super) key: SeriesKey,
     pub(super) from: u64,
     pub(super) to: u64,
 }
@@ -83,20 +83,20 @@ pub(crate) enum SeriesStoreError {
     Disk(PathBuf, io::Error),
 }
 
-impl Store {
-    /// Opens nothing before the first [`Store::flush`].
+impl SeriesStore {
+    /// Opens nothing before the first [`SeriesStore::flush`].
     pub(crate) fn new(policy: &SeriesPolicy, state: &Path) -> Self {
         Self(Arc::new(StoreInner {
             policy: *policy,
             tiers: tiers(policy),
             state: state.to_owned(),
             kept: Mutex::new(StoreMemory {
-                live: Live::new(policy),
+                live: LiveBuckets::new(policy),
                 marks: MarkHistory::default(),
                 unwritten: Vec::new(),
                 place: "in this process only, so far".to_owned(),
             }),
-            files: Mutex::new(Files { open: None, again: None, failing: false, given: false }),
+            files: Mutex::new(StoreFiles { open: None, again: None, failing: false, given: false }),
             readers: Arc::new(Semaphore::new(MAX_READERS)),
         }))
     }
@@ -109,7 +109,7 @@ impl Store {
         lock(&self.0.kept)
     }
 
-    fn files(&self) -> MutexGuard<'_, Files> {
+    fn files(&self) -> MutexGuard<'_, StoreFiles> {
         lock(&self.0.files)
     }
 
@@ -121,19 +121,19 @@ impl Store {
     }
 
     /// Adds a reading.
-    pub(super) fn note(&self, key: &Key, reading: &Reading) {
+    pub(super) fn note(&self, key: &SeriesKey, reading: &RollupReading) {
         self.kept().live.note(key, reading);
     }
 
     /// Adds a mark.
-    pub(super) fn mark(&self, mark: Mark) {
+    pub(super) fn mark(&self, mark: SeriesMark) {
         let kept = &mut *self.kept();
         if kept.marks.keep(mark.clone(), &self.0.policy) && kept.unwritten.len() < self.0.policy.marks {
             kept.unwritten.push(mark);
         }
     }
 
-    /// Completes the open buckets, so that the next [`Store::flush`] writes them, too.
+    /// Completes the open buckets, so that the next [`SeriesStore::flush`] writes them, too.
     pub(super) fn close(&self) {
         self.kept().live.close();
     }
@@ -144,7 +144,7 @@ impl Store {
     }
 
     /// Marks of a model between two moments in milliseconds since 1970.
-    pub(super) fn marks(&self, model: &str, from: u64, to: u64) -> Vec<Mark> {
+    pub(super) fn marks(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
         self.kept().marks.of(model, from, to)
     }
 
@@ -171,7 +171,7 @@ impl Store {
         }
     }
 
-    fn write(&self, disk: &mut Disk, marks: &mut MarksFile, now: u64) -> io::Result<()> {
+    fn write(&self, disk: &mut SeriesFolder, marks: &mut MarksFile, now: u64) -> io::Result<()> {
         // Marks first: they are few, and most wanted.
         let unwritten = std::mem::take(&mut self.kept().unwritten);
         if !unwritten.is_empty() {
@@ -194,7 +194,7 @@ impl Store {
                 self.kept().live.give_back(&key, added);
             }
             match written {
-                Ok(Written::Never(Some(told))) => tracing::warn!("{told}"),
+                Ok(WriteOutcome::Never(Some(told))) => tracing::warn!("{told}"),
                 Ok(_) => {}
                 Err(error) => {
                     failed.get_or_insert_with(|| {
@@ -207,13 +207,13 @@ impl Store {
     }
 
     /// Opens the folder, if a retry is due. `true` on success.
-    fn open(&self, files: &mut Files, now: u64) -> bool {
+    fn open(&self, files: &mut StoreFiles, now: u64) -> bool {
         if files.again.is_some_and(|again| Instant::now() < again) {
             return false;
         }
         files.again = Some(Instant::now() + self.0.policy.retry);
         let state = self.0.state.display();
-        let why = match Disk::take(&self.0.state, &self.0.tiers, self.0.policy.bytes.0, now) {
+        let why = match SeriesFolder::take(&self.0.state, &self.0.tiers, self.0.policy.bytes.0, now) {
             Ok(Some(disk)) => {
                 let (file, marks) = MarksFile::open(&disk.folder);
                 if let Some(refused) = file.refused() {
@@ -244,11 +244,11 @@ impl Store {
     ///
     /// # Errors
     /// The disk does not answer.
-    pub(super) async fn spans(&self) -> Result<Vec<Span>, SeriesStoreError> {
+    pub(super) async fn spans(&self) -> Result<Vec<SeriesSpan>, SeriesStoreError> {
         self.read(|store| {
             let files = store.files();
             // By key: there may be a thousand on either side.
-            let mut spans: BTreeMap<Key, (u64, u64)> = files
+            let mut spans: BTreeMap<SeriesKey, (u64, u64)> = files
                 .open
                 .iter()
                 .flat_map(|(disk, _)| disk.known())
@@ -269,7 +269,7 @@ impl Store {
             let oldest =
                 unix().saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
             let shown = spans.into_iter().filter(|(_, (_, to))| *to >= oldest);
-            Ok(shown.map(|(key, (from, to))| Span { key, from: from.max(oldest), to }).collect())
+            Ok(shown.map(|(key, (from, to))| SeriesSpan { key, from: from.max(oldest), to }).collect())
         })
         .await
     }
@@ -281,14 +281,14 @@ impl Store {
     pub(super) async fn find(
         &self,
         model: &str,
-        range: Range,
+        range: PointRange,
         now: u64,
-    ) -> Result<Vec<Found>, SeriesStoreError> {
+    ) -> Result<Vec<FoundSeries>, SeriesStoreError> {
         let model = model.to_owned();
         self.read(move |store| store.find_now(&model, range, now)).await
     }
 
-    fn find_now(&self, model: &str, range: Range, now: u64) -> io::Result<Vec<Found>> {
+    fn find_now(&self, model: &str, range: PointRange, now: u64) -> io::Result<Vec<FoundSeries>> {
         let number = tier_for(&self.0.tiers, range, now);
         // While the lock of the files is held, no bucket is on its way from memory to a file.
         let mut files = self.files();
@@ -313,7 +313,7 @@ impl Store {
             buckets.retain(|bucket| in_range(bucket, range));
             buckets.sort_by_key(|bucket| bucket.start);
             let width = self.0.tiers[number].seconds;
-            all.push(Found { key, width, buckets: thin(&buckets, range.points) });
+            all.push(FoundSeries { key, width, buckets: thin(&buckets, range.points) });
         }
         Ok(all)
     }

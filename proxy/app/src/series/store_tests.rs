@@ -2,18 +2,18 @@
 
 use std::fs;
 
-use warden_policies::rollup::Lines;
+use warden_policies::rollup::RollupContext;
 use warden_policies::{MemoryKind, ModelName};
 
-use super::super::marks::MarkKind;
+use super::super::marks::SeriesMarkKind;
 use super::*;
 
-fn key(model: &str) -> Key {
-    Key { model: ModelName::new(model), replica: 0, memory: MemoryKind::Host }
+fn key(model: &str) -> SeriesKey {
+    SeriesKey { model: ModelName::new(model), replica: 0, memory: MemoryKind::Host }
 }
 
-fn store(state: &Path) -> Store {
-    Store::new(&warden_policies::defaults().series, state)
+fn store(state: &Path) -> SeriesStore {
+    SeriesStore::new(&warden_policies::defaults().series, state)
 }
 
 /// The start of a minute in the past.
@@ -21,19 +21,19 @@ fn before() -> u64 {
     (unix() - 1800) / 60 * 60
 }
 
-fn read(store: &Store, model: &str, second: u64, bytes: u64) {
-    store.note(&key(model), &Reading { at: second * 1000, bytes, lines: Lines::default() });
+fn read(store: &SeriesStore, model: &str, second: u64, bytes: u64) {
+    store.note(&key(model), &RollupReading { at: second * 1000, bytes, lines: RollupContext::default() });
 }
 
-fn mark(model: &str) -> Mark {
+fn mark(model: &str) -> SeriesMark {
     let (replica, memory, generation) = (None, None, None);
     let (at, model) = (unix_ms() - 60_000, ModelName::new(model));
-    Mark { at, model, replica, memory, generation, kind: MarkKind::Replaced, words: "why".into() }
+    SeriesMark { at, model, replica, memory, generation, kind: SeriesMarkKind::Replaced, words: "why".into() }
 }
 
-async fn count(store: &Store, model: &str, seconds: u64) -> u64 {
+async fn count(store: &SeriesStore, model: &str, seconds: u64) -> u64 {
     let now = unix();
-    let range = Range { from: now - seconds, to: now + 1, points: 1000 };
+    let range = PointRange { from: now - seconds, to: now + 1, points: 1000 };
     let found = store.find(model, range, now).await.unwrap();
     found.iter().flat_map(|found| &found.buckets).map(|bucket| bucket.count).sum()
 }

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use warden_gateway::{Certificate, Gauges, Tls, TlsError};
+use warden_gateway::{CertificateInfo, GatewayGauges, TlsError, TlsState};
 use warden_supervisor::{WorkKind, run_job};
 
 /// Checks the files until the end.
 pub(crate) async fn watch(
-    tls: Arc<Tls>,
-    gauges: Arc<Gauges>,
+    tls: Arc<TlsState>,
+    gauges: Arc<GatewayGauges>,
     every: Duration,
     warn: Duration,
     stop: CancellationToken,
@@ -43,7 +43,7 @@ pub(crate) async fn watch(
 }
 
 /// Reads the files now.
-pub(crate) async fn read(tls: &Arc<Tls>) {
+pub(crate) async fn read(tls: &Arc<TlsState>) {
     let reading = tls.clone();
     match run_job(WorkKind::Configuration, move || reading.read()).await {
         Ok(result) => log_reload(tls, result),
@@ -54,7 +54,7 @@ pub(crate) async fn read(tls: &Arc<Tls>) {
     }
 }
 
-fn log_reload(tls: &Tls, result: Result<Certificate, TlsError>) {
+fn log_reload(tls: &TlsState, result: Result<CertificateInfo, TlsError>) {
     match result {
         Ok(certificate) => {
             let days = certificate.left().map(|left| left.as_secs() / 86_400);

@@ -1,7 +1,7 @@
 //! Events of the fleet in one line each, for the log and for `llama-warden events`.
 
 use warden_policies::ByteSize;
-use warden_policies::sample::{HostMemory, MemoryKind, Vram};
+use warden_policies::sample::{HostMemory, MemoryKind, VramReading};
 use warden_supervisor::{EventKind, LedgerEntry};
 
 /// Describes an event, without model and generation, which the caller has.
@@ -180,7 +180,7 @@ fn done(entry: &LedgerEntry) -> String {
         }
         return format!("recycle failed ({}): {failed}", entry.reason);
     }
-    let vram = |all: &[Vram], gpu| {
+    let vram = |all: &[VramReading], gpu| {
         let found = all.iter().find(|vram| vram.gpu == gpu);
         found.map_or_else(|| "?".to_owned(), |vram| ByteSize(vram.bytes).to_string())
     };

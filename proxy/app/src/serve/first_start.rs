@@ -3,19 +3,19 @@
 //! model is restarted again and again. Starts and stops nothing itself.
 
 use tokio::sync::watch;
-use warden_supervisor::{Failure as StartFailure, FailureKind};
+use warden_supervisor::{BackendFailure as StartFailure, FailureKind};
 use warden_supervisor::{FleetView, ModelState};
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::logging;
 
 /// Resolves when the first process has ended before it was ready; never once a process was ready.
-pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>) -> Failure {
+pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>) -> CommandError {
     loop {
         match first(&views.borrow_and_update()) {
-            First::Open => {}
-            First::Failed(failure) => return told(&failure),
-            First::Up => break,
+            FirstStart::Open => {}
+            FirstStart::Failed(failure) => return told(&failure),
+            FirstStart::Up => break,
         }
         if views.changed().await.is_err() {
             break;
@@ -24,31 +24,31 @@ pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>
     std::future::pending().await
 }
 
-enum First {
+enum FirstStart {
     Open,
     Up,
     Failed(StartFailure),
 }
 
-fn first(view: &FleetView) -> First {
+fn first(view: &FleetView) -> FirstStart {
     // A view keeps the last failure of a model that was ready.
     let up = |state: ModelState| matches!(state, ModelState::Loaded | ModelState::Draining);
     if view.models.iter().any(|model| up(model.state) || model.was_ready) {
-        return First::Up;
+        return FirstStart::Up;
     }
     let failure = view.models.iter().find_map(|model| model.last_failure.as_ref());
     // Another program took its port in the meantime: a retry may help.
     match failure.filter(|failure| failure.kind != FailureKind::Address) {
-        Some(failure) => First::Failed(failure.clone()),
-        None => First::Open,
+        Some(failure) => FirstStart::Failed(failure.clone()),
+        None => FirstStart::Open,
     }
 }
 
-fn told(failure: &StartFailure) -> Failure {
+fn told(failure: &StartFailure) -> CommandError {
     // Lines that are in the log are not repeated.
     let lines = if logging::shows_children() { &[][..] } else { &failure.lines };
     let lines = lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
-    Failure::hinted(
+    CommandError::hinted(
         format!("llama-server did not start: {}{lines}", failure.message),
         "as a drop-in, llama-warden ends with a first start that fails, as llama-server does; with a configuration file it goes on trying",
     )
@@ -76,19 +76,20 @@ mod tests {
     #[test]
     fn only_a_first_start_that_fails_by_itself_ends_us() {
         use FailureKind::{Address, BadModel, Signal};
-        let failed = |view: &FleetView| matches!(first(view), First::Failed(_));
+        let failed = |view: &FleetView| matches!(first(view), FirstStart::Failed(_));
         assert!(failed(&view(ModelState::Backoff, false, Some(BadModel))));
         assert!(failed(&view(ModelState::Failed, false, Some(Signal))));
         assert!(!failed(&view(ModelState::Backoff, false, Some(Address))), "tried again");
         assert!(!failed(&view(ModelState::Loading, false, None)));
-        let up = |view: &FleetView| matches!(first(view), First::Up);
+        let up = |view: &FleetView| matches!(first(view), FirstStart::Up);
         assert!(up(&view(ModelState::Loaded, true, None)));
         assert!(up(&view(ModelState::Backoff, true, Some(Signal))), "it was up before");
     }
 
     #[test]
     fn what_llama_server_said_last_is_told_with_it() {
-        let First::Failed(failure) = first(&view(ModelState::Backoff, false, Some(FailureKind::Exit))) else {
+        let FirstStart::Failed(failure) = first(&view(ModelState::Backoff, false, Some(FailureKind::Exit)))
+        else {
             panic!("no failure");
         };
         let lines = told(&failure).lines().join("\n");

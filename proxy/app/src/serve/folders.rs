@@ -6,33 +6,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_supervisor::{Work, WorkKind, run_job};
+use warden_supervisor::{PendingWork, WorkKind, run_job};
 
-use crate::config::model_files::Stamp;
+use crate::config::model_files::ModelFileStamp;
 use crate::config::source::folder;
 
 /// All files of all folders.
-type FolderFiles = BTreeMap<PathBuf, Stamp>;
+type FolderFiles = BTreeMap<PathBuf, ModelFileStamp>;
 
 /// Reads folders. `None`: they cannot be read.
 type FolderReader = Arc<dyn Fn(&[PathBuf]) -> Option<FolderFiles> + Send + Sync>;
 
 /// Watches folders.
-pub(super) struct Folders {
+pub(super) struct FolderWatch {
     dirs: Vec<PathBuf>,
     look: FolderReader,
     every: Duration,
     /// Time of the next read.
     next: Instant,
     /// A read in progress: if it hangs, no second one is started.
-    looking: Option<Work<Option<FolderFiles>>>,
+    looking: Option<PendingWork<Option<FolderFiles>>>,
     /// Files when they were last applied.
     taken: FolderFiles,
     /// Files at the last read.
     seen: FolderFiles,
 }
 
-impl Folders {
+impl FolderWatch {
     /// Treats the current content as applied.
     pub(super) async fn new(dirs: Vec<PathBuf>, every: Duration) -> Self {
         Self::looked_at(dirs, every, Arc::new(|dirs| folder::files(dirs).ok())).await
@@ -69,7 +69,7 @@ impl Folders {
     }
 
     /// Starts a read on another thread. A disk may hang; then no change is reported.
-    fn look(&self) -> Work<Option<FolderFiles>> {
+    fn look(&self) -> PendingWork<Option<FolderFiles>> {
         let (look, dirs) = (self.look.clone(), self.dirs.clone());
         run_job(WorkKind::ModelFiles, move || look(&dirs))
     }
@@ -108,7 +108,7 @@ mod tests {
             })
         };
         let every = Duration::from_millis(1);
-        let mut folders = Folders::looked_at(vec![PathBuf::from("/models")], every, look).await;
+        let mut folders = FolderWatch::looked_at(vec![PathBuf::from("/models")], every, look).await;
         let looked = |so_far| {
             let looks = looks.clone();
             async move {

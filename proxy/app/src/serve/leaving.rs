@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_gateway::Gauges;
+use warden_gateway::GatewayGauges;
 
 use crate::sync::lock;
 
 /// State of leaving. Probes read it from the gateway's gauges.
 #[derive(Debug)]
-pub(crate) struct Leaving {
-    gauges: Arc<Gauges>,
+pub(crate) struct LeaveControl {
+    gauges: Arc<GatewayGauges>,
     state: Mutex<LeaveState>,
 }
 
@@ -30,10 +30,10 @@ struct LeaveState {
 /// The program is ending, so it cannot stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("llama-warden is ending, so it cannot come back: start it anew")]
-pub(crate) struct Ending;
+pub(crate) struct LeaveIsFinal;
 
-impl Leaving {
-    pub(crate) fn new(gauges: Arc<Gauges>) -> Self {
+impl LeaveControl {
+    pub(crate) fn new(gauges: Arc<GatewayGauges>) -> Self {
         Self { gauges, state: Mutex::default() }
     }
 
@@ -56,10 +56,10 @@ impl Leaving {
     /// # Errors
     ///
     /// The program is ending.
-    pub(crate) fn undo(&self) -> Result<bool, Ending> {
+    pub(crate) fn undo(&self) -> Result<bool, LeaveIsFinal> {
         let mut state = lock(&self.state);
         if state.ending {
-            return Err(Ending);
+            return Err(LeaveIsFinal);
         }
         self.gauges.draining.store(false, Ordering::Relaxed);
         Ok(state.since.take().is_some())
@@ -85,8 +85,8 @@ mod tests {
 
     #[test]
     fn it_can_come_back_until_it_ends_and_time_that_was_waited_counts() {
-        let gauges = Arc::new(Gauges::default());
-        let leaving = Leaving::new(gauges.clone());
+        let gauges = Arc::new(GatewayGauges::default());
+        let leaving = LeaveControl::new(gauges.clone());
         let draining = || gauges.draining.load(Ordering::Relaxed);
         assert_eq!(leaving.undo(), Ok(false));
         assert!(leaving.begin() && draining() && !leaving.begin());
@@ -97,6 +97,6 @@ mod tests {
         let left = leaving.end(10 * minute);
         assert!(left <= 9 * minute && left > 8 * minute, "{left:?}");
         assert_eq!(leaving.end(minute), Duration::ZERO);
-        assert!(leaving.undo() == Err(Ending) && draining());
+        assert!(leaving.undo() == Err(LeaveIsFinal) && draining());
     }
 }

@@ -1,12 +1,12 @@
 //! Builds the part of the gateway's configuration that a reload may change. Pure.
 
-use warden_gateway::{Cors, Keys, Live};
+use warden_gateway::{ApiKeys, CorsConfig, LiveConfig};
 
 use crate::config::resolve::ResolvedConfig;
 use crate::request_recorder::RecorderSet;
 
 /// The gateway's configuration after a reload.
-pub(crate) fn live(resolved: &ResolvedConfig, recorders: &RecorderSet) -> Live {
+pub(crate) fn live(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveConfig {
     // Models without rules are left out: every request searches this list, so it should be short.
     let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
     let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone()));
@@ -14,15 +14,15 @@ pub(crate) fn live(resolved: &ResolvedConfig, recorders: &RecorderSet) -> Live {
     let remotes = remotes.map(|(remote, rules)| (remote.name.clone(), rules.clone()));
     let models = models.chain(remotes).collect();
     let server = &resolved.server;
-    let cors = Cors {
+    let cors = CorsConfig {
         origins: server.cors.clone(),
         max_age: server.cors_max_age,
         with_keys: resolved.keys.is_some(),
     };
     let recorders = recorders.of(resolved);
-    Live {
+    LiveConfig {
         models,
-        keys: resolved.keys.clone().map(Keys::new),
+        keys: resolved.keys.clone().map(ApiKeys::new),
         cors,
         by_name: resolved.by_name.clone(),
         names: resolved.names.clone(),

@@ -8,33 +8,35 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use warden_builder::verify::{Door, Measured, Remembered, measure, measuring_flags, measuring_model};
+use warden_builder::verify::{
+    MeasurementCache, ServerAddress, ServerBehaviour, measure, measuring_flags, measuring_model,
+};
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::spec::{Command, SharedSpec, Socket};
-use warden_supervisor::{Endpoint, Fleet, Solo, SoloSpec, Starter};
+use warden_supervisor::spec::{ServerCommand, SharedSpec, SocketMode};
+use warden_supervisor::{Fleet, ListenAddress, SoloProcess, SoloSpec, SoloStarter};
 
 use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::server_facts::{self, Unmeasured};
+use crate::config::resolve::server_facts::{self, UnmeasuredBinary};
 use crate::private_temp;
 
 /// Variables that hide GPUs: the tiny model needs none, and the GPUs may be full.
 const GPU_VISIBILITY_VARS: [&str; 3] =
     ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
 /// Prefixes of variables that set flags of a llama-server.
-const FLAGS: [&str; 2] = ["LLAMA_", "GGML_"];
+const FLAG_VAR_PREFIXES: [&str; 2] = ["LLAMA_", "GGML_"];
 
 /// Programs to measure, and the models that run them.
-pub(super) struct Job {
-    unmeasured: Vec<Unmeasured>,
+pub(super) struct MeasureJob {
+    unmeasured: Vec<UnmeasuredBinary>,
     models: Vec<SharedSpec>,
-    watch: warden_supervisor::Watch,
+    watch: warden_supervisor::WatchConfig,
     cache: std::path::PathBuf,
     limit: Duration,
     nursery: NurseryHandle,
 }
 
-impl Job {
+impl MeasureJob {
     /// `None` if all facts are known, or measuring is switched off.
     pub(super) fn new(resolved: &ResolvedConfig, nursery: NurseryHandle) -> Option<Self> {
         let wanted = resolved.child.measure && !resolved.unmeasured.is_empty();
@@ -59,13 +61,13 @@ impl Job {
         }
     }
 
-    async fn one(&self, one: &Unmeasured, fleet: &Fleet) {
+    async fn one(&self, one: &UnmeasuredBinary, fleet: &Fleet) {
         let binary = one.binary.as_path();
         let shown = binary.display();
         let using = || self.models.iter().filter(|spec| spec.command.binary == binary);
         let Some(first) = using().next() else { return };
         let measured = match self.measured(first).await {
-            Ok(measured) if measured != Measured::default() => measured,
+            Ok(measured) if measured != ServerBehaviour::default() => measured,
             Ok(_) => {
                 tracing::info!(binary = %shown, "how it behaves cannot be measured: it did not start with the sample model");
                 return;
@@ -76,7 +78,7 @@ impl Job {
             }
         };
         tracing::info!(binary = %shown, "measured: {measured}");
-        let remembered = Remembered::new(&self.cache);
+        let remembered = MeasurementCache::new(&self.cache);
         if let Err(error) = remembered.write(&one.identity, binary, measured) {
             tracing::warn!("what was measured is not remembered, and will be measured again: {error}");
         }
@@ -90,13 +92,14 @@ impl Job {
     async fn measured(
         &self,
         spec: &SharedSpec,
-    ) -> Result<Measured, Box<dyn std::error::Error + Send + Sync>> {
+    ) -> Result<ServerBehaviour, Box<dyn std::error::Error + Send + Sync>> {
         let folder = private_temp::folder("lw-measure-")?;
         let model = folder.path().join("sample.gguf");
         measuring_model(&model)?;
         let lifecycle = LifecyclePolicy { start_timeout: self.limit, ..spec.lifecycle };
-        let starter = Starter::new(self.nursery.clone(), &folder.path().join("run"), &lifecycle, self.watch)?;
-        for socket in [Socket::Unix, Socket::Tcp] {
+        let starter =
+            SoloStarter::new(self.nursery.clone(), &folder.path().join("run"), &lifecycle, self.watch)?;
+        for socket in [SocketMode::Unix, SocketMode::Tcp] {
             let spec = SoloSpec {
                 command: command(&spec.command, &model),
                 oom_score_adj: spec.oom_score_adj,
@@ -108,28 +111,28 @@ impl Job {
             solo.stop().await;
             return Ok(measured);
         }
-        Ok(Measured::default())
+        Ok(ServerBehaviour::default())
     }
 }
 
-fn door(solo: &Solo) -> Door {
+fn door(solo: &SoloProcess) -> ServerAddress {
     match solo.endpoint() {
-        Endpoint::Unix(socket) => Door::Unix(socket.clone()),
-        Endpoint::Tcp(address) => Door::Port(address.port()),
+        ListenAddress::Unix(socket) => ServerAddress::Unix(socket.clone()),
+        ListenAddress::Tcp(address) => ServerAddress::Port(address.port()),
     }
 }
 
 /// The command for the same binary and environment (it may need `LD_LIBRARY_PATH`), without the model's
 /// flags and GPUs.
-fn command(own: &Command, model: &Path) -> Command {
-    let is_flag = |name: &str| FLAGS.iter().any(|prefix| name.starts_with(prefix));
+fn command(own: &ServerCommand, model: &Path) -> ServerCommand {
+    let is_flag = |name: &str| FLAG_VAR_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let mut env: BTreeMap<String, String> =
         own.env.iter().filter(|(name, _)| !is_flag(name)).cloned().collect();
     env.extend(GPU_VISIBILITY_VARS.map(|name| (name.to_owned(), "-1".to_owned())));
     let inherited =
         std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_flag(name));
     let flags = measuring_flags(model).into_iter();
-    Command {
+    ServerCommand {
         wrapper: own.wrapper.clone(),
         binary: own.binary.clone(),
         args: flags.map(|word| word.to_string_lossy().into_owned()).collect(),

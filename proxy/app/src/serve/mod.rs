@@ -16,18 +16,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use warden_supervisor::nursery::{self, Nursery, NurseryHandle};
+use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
 use warden_supervisor::{Succession, instance, start_worker_threads};
 
-use crate::admin::server::Asking;
+use crate::admin::server::PulseSender;
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::needs;
-use crate::config::problem::{ConfigProblem, Place};
+use crate::config::problem::{ConfigPlace, ConfigProblem};
 use crate::config::resolve::store;
 use crate::config::resolve::{ResolvedConfig, resolve};
 use crate::config::source::layers::FlagSetting;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::{logging, out};
 
 mod certificate;
@@ -47,23 +47,23 @@ mod signals;
 pub(crate) mod upgrade;
 
 pub(crate) use describe::describe;
-use folders::Folders;
-use manager::Manager;
-pub(crate) use manager::Sockets;
-use reading::{Read, Reading};
-use renewing::Renewing;
-pub(crate) use server::Server;
-use signals::Asked;
-pub(crate) use signals::Signals;
-use upgrade::new::Predecessor;
+use folders::FolderWatch;
+pub(crate) use manager::ActivatedSockets;
+use manager::ServiceManager;
+use reading::{ConfigReader, ReadResult};
+use renewing::UpdateSchedule;
+pub(crate) use server::RunningInstance;
+pub(crate) use signals::SignalHandlers;
+use signals::SignalRequest;
+use upgrade::new::PredecessorLink;
 use upgrade::old;
-use upgrade::order::Order;
-use upgrade::retired::Retired;
-use upgrade::talk::Place as Where;
+use upgrade::order::UpgradeOrder;
+use upgrade::retired::RetiredProgram;
+use upgrade::talk::InstancePlace as Where;
 
 /// Sources of the configuration, read at the start and at every reload.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ConfigSource {
     /// File and `--set`.
     pub(crate) config: ConfigArgs,
     pub(crate) flags: Vec<FlagSetting>,
@@ -71,18 +71,18 @@ pub(crate) struct Plan {
     pub(crate) any_name: bool,
 }
 
-impl Plan {
+impl ConfigSource {
     /// Reads and resolves the configuration, and runs the binaries once to check them.
-    pub(crate) async fn resolve(&self, machine: &Machine) -> Result<ResolvedConfig, Failure> {
+    pub(crate) async fn resolve(&self, machine: &HostMachine) -> Result<ResolvedConfig, CommandError> {
         self.resolve_with(machine, |_| Ok(())).await
     }
 
     /// [`Self::resolve`], with a `change` applied before the binaries are checked.
     pub(crate) async fn resolve_with(
         &self,
-        machine: &Machine,
-        change: impl FnOnce(&mut ResolvedConfig) -> Result<(), Failure> + Send,
-    ) -> Result<ResolvedConfig, Failure> {
+        machine: &HostMachine,
+        change: impl FnOnce(&mut ResolvedConfig) -> Result<(), CommandError> + Send,
+    ) -> Result<ResolvedConfig, CommandError> {
         let mut resolved = self.as_configured(machine)?;
         change(&mut resolved)?;
         store::fill(&mut resolved, machine).await?;
@@ -91,17 +91,17 @@ impl Plan {
     }
 
     /// The configuration without looking for or running any binary.
-    pub(crate) fn as_configured(&self, machine: &Machine) -> Result<ResolvedConfig, Failure> {
+    pub(crate) fn as_configured(&self, machine: &HostMachine) -> Result<ResolvedConfig, CommandError> {
         let loaded = self.config.load(machine, self.flags.clone())?;
         if loaded.models.is_empty() && loaded.folders.is_empty() && loaded.settings.remotes.is_empty() {
             let place = self
                 .config
                 .config
                 .as_ref()
-                .map_or(Place::Nowhere, |path| Place::File { path: path.clone(), line: 0 });
+                .map_or(ConfigPlace::Nowhere, |path| ConfigPlace::File { path: path.clone(), line: 0 });
             let problem = ConfigProblem::new(place, "no model is configured");
             let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
-            return Err(Failure::Config(problem.hint(hint).into()));
+            return Err(CommandError::Config(problem.hint(hint).into()));
         }
         let mut resolved = resolve(&loaded, machine, self.any_name)?;
         resolved.written = Some(Arc::new(loaded));
@@ -110,21 +110,22 @@ impl Plan {
 }
 
 /// Serves until a signal to end. Call it on the main thread, before there is another thread.
-pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
+pub(crate) fn run(plan: ConfigSource) -> Result<(), CommandError> {
     upgrade::program::note_own_name();
     let (sockets, both, root, predecessor) = match Succession::ours() {
-        None => (Sockets::take()?, nursery::channel(), None, None),
+        None => (ActivatedSockets::take()?, nursery::channel(), None, None),
         Some(Succession { root, to_root, handover }) => {
             instance::succeed(root);
-            let both = nursery::of_root(to_root)
-                .map_err(|error| Failure::failed(format!("cannot listen to the first instance: {error}")))?;
-            (Sockets::default(), both, Some(root), Some(Predecessor::new(handover)))
+            let both = nursery::of_root(to_root).map_err(|error| {
+                CommandError::failed(format!("cannot listen to the first instance: {error}"))
+            })?;
+            (ActivatedSockets::default(), both, Some(root), Some(PredecessorLink::new(handover)))
         }
     };
     with_this_nursery(both, move |nursery| async move {
-        let machine = Machine::read();
+        let machine = HostMachine::read();
         // The manager knows the PID of the first program of a succession.
-        let manager = Arc::new(Manager::of(&machine, root.unwrap_or(machine.pid)));
+        let manager = Arc::new(ServiceManager::of(&machine, root.unwrap_or(machine.pid)));
         let done = serve(plan, &machine, manager.clone(), sockets, nursery, predecessor.as_ref());
         let done = Box::pin(done).await;
         match (&done, &predecessor) {
@@ -143,28 +144,32 @@ pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
 const CONTROL_THREADS: usize = 2;
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
-pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), Failure>
+pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), CommandError>
 where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
-    W: Future<Output = Result<(), Failure>> + Send + 'static,
+    W: Future<Output = Result<(), CommandError>> + Send + 'static,
 {
     with_this_nursery(nursery::channel(), work)
 }
 
-fn with_this_nursery<F, W>((nursery, handle): (Nursery, NurseryHandle), work: F) -> Result<(), Failure>
+fn with_this_nursery<F, W>(
+    (nursery, handle): (ProcessNursery, NurseryHandle),
+    work: F,
+) -> Result<(), CommandError>
 where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
-    W: Future<Output = Result<(), Failure>> + Send + 'static,
+    W: Future<Output = Result<(), CommandError>> + Send + 'static,
 {
     // First, so that a failure to create threads is reported here.
     let threads = start_worker_threads();
-    threads.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
+    threads.map_err(|error| CommandError::failed(format!("cannot start: {error}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
         .enable_all()
         .build();
-    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+    let runtime =
+        runtime.map_err(|error| CommandError::failed(format!("cannot start the runtime: {error}")))?;
     let stop = StopOnDrop(handle.clone());
     let work = runtime.spawn(async move {
         let _stop = stop;
@@ -174,7 +179,9 @@ where
     let done = runtime.block_on(work);
     // Tasks that still run have ignored their cancellation: they must not delay the exit.
     runtime.shutdown_background();
-    done.unwrap_or_else(|_| Err(Failure::failed("llama-warden ended because of the internal error above")))
+    done.unwrap_or_else(|_| {
+        Err(CommandError::failed("llama-warden ended because of the internal error above"))
+    })
 }
 
 /// Stops the nursery, so that the main thread exits however the work ends.
@@ -187,15 +194,15 @@ impl Drop for StopOnDrop {
 }
 
 async fn serve(
-    plan: Plan,
-    machine: &Machine,
-    manager: Arc<Manager>,
-    sockets: Sockets,
+    plan: ConfigSource,
+    machine: &HostMachine,
+    manager: Arc<ServiceManager>,
+    sockets: ActivatedSockets,
     nursery: NurseryHandle,
-    predecessor: Option<&Predecessor>,
-) -> Result<(), Failure> {
+    predecessor: Option<&PredecessorLink>,
+) -> Result<(), CommandError> {
     // Before anything is started, so that no signal meets its default action half-way.
-    let mut signals = Signals::new()?;
+    let mut signals = SignalHandlers::new()?;
     let resolved = tokio::select! {
         resolved = plan.resolve(machine) => resolved?,
         () = signals.end() => return Ok(()),
@@ -204,9 +211,9 @@ async fn serve(
     raise_file_limit();
     warn(&resolved.warnings);
     let looks = resolved.child.models_look;
-    let mut folders = Folders::new(resolved.dirs.models.clone(), looks).await;
+    let mut folders = FolderWatch::new(resolved.dirs.models.clone(), looks).await;
     let deadline = resolved.server.shutdown_deadline;
-    let mut renewing = Renewing::new(resolved.update.every, &resolved.dirs.state, &plan);
+    let mut renewing = UpdateSchedule::new(resolved.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
     let inheritance = match predecessor {
         Some(predecessor) => Some(predecessor.receive_handover(Where::of(&resolved)).await?),
@@ -216,7 +223,8 @@ async fn serve(
     let graces = resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
     let longest =
         deadline.saturating_add(resolved.probe.drain_delay).saturating_add(graces.max().unwrap_or_default());
-    let mut server = Box::pin(Server::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
+    let mut server =
+        Box::pin(RunningInstance::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
     let views = server.fleet().subscribe();
     if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
         let kept = predecessor.take_over(server.fleet(), &begun, server.answers()).await?;
@@ -226,14 +234,14 @@ async fn serve(
     } else {
         print_addresses(&server);
     }
-    let (turns, mut asked_whether) = Asking::new();
+    let (turns, mut asked_whether) = PulseSender::new();
     server.attend_manager(&manager, turns);
     manager.ready().await;
     let first =
         async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
     tokio::pin!(first);
     let mut orders = server.orders();
-    let mut reading = Reading::new(&plan, machine);
+    let mut reading = ConfigReader::new(&plan, machine);
     loop {
         let order = tokio::select! {
             problem = &mut first => {
@@ -241,14 +249,14 @@ async fn serve(
                 return Err(problem);
             }
             asked = signals.next() => match asked {
-                Asked::End => break,
-                Asked::Reload => {
+                SignalRequest::End => break,
+                SignalRequest::Reload => {
                     start_reload(&mut reading, &manager, &server).await;
                     continue;
                 }
-                Asked::Upgrade => {
+                SignalRequest::Upgrade => {
                     let (reply, _nobody) = oneshot::channel();
-                    Order { to: None, wait: None, by: "a signal (USR2)".into(), reply }
+                    UpgradeOrder { to: None, wait: None, by: "a signal (USR2)".into(), reply }
                 }
             },
             () = renewing.go_on() => continue,
@@ -259,12 +267,12 @@ async fn serve(
             }
             read = reading.read() => {
                 match read {
-                    Read::Done(read) => {
+                    ReadResult::Done(read) => {
                         Box::pin(take_over(*read, machine, &mut server)).await;
                         folders.set(server.folders());
                         renewing.set(server.update_interval());
                     }
-                    Read::Late(time) => {
+                    ReadResult::Late(time) => {
                         tracing::error!(
                             "reading the configuration again takes longer than {time:?}: does a disk hang? All goes on as it was, and what is read is taken when it comes"
                         );
@@ -290,8 +298,8 @@ async fn serve(
                 drop(reading);
                 return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
             }
-            Err(old::Stays::Cannot(_)) => {}
-            Err(old::Stays::Ends) => break,
+            Err(old::UpgradeError::Cannot(_)) => {}
+            Err(old::UpgradeError::Ends) => break,
         }
     }
     renewing.leave();
@@ -308,7 +316,7 @@ async fn serve(
     Ok(())
 }
 
-async fn next_order(orders: Option<&mut mpsc::Receiver<Order>>) -> Option<Order> {
+async fn next_order(orders: Option<&mut mpsc::Receiver<UpgradeOrder>>) -> Option<UpgradeOrder> {
     match orders {
         Some(orders) => orders.recv().await,
         None => None,
@@ -316,7 +324,7 @@ async fn next_order(orders: Option<&mut mpsc::Receiver<Order>>) -> Option<Order>
 }
 
 /// Prints the addresses for clients and operators.
-fn print_addresses(server: &Server) {
+fn print_addresses(server: &RunningInstance) {
     // Our standard output may be closed: that is no reason not to serve.
     for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
         drop(out::line(&format!("listening on {}://{address}", server.scheme())));
@@ -335,8 +343,12 @@ fn print_addresses(server: &Server) {
 }
 
 /// Upgrades to another program. On success returns what is left to do here; otherwise nothing has changed.
-async fn upgrade(server: &Server, order: Order, signals: &mut Signals) -> Result<Retired, old::Stays> {
-    let Order { to, wait, by, reply } = order;
+async fn upgrade(
+    server: &RunningInstance,
+    order: UpgradeOrder,
+    signals: &mut SignalHandlers,
+) -> Result<RetiredProgram, old::UpgradeError> {
+    let UpgradeOrder { to, wait, by, reply } = order;
     server.fleet().note_asked(None, "upgrade", &by);
     let stays = match Box::pin(old::hand_over(server, to, wait, signals)).await {
         Ok((upgraded, retired)) => {
@@ -353,11 +365,11 @@ async fn upgrade(server: &Server, order: Order, signals: &mut Signals) -> Result
 }
 
 async fn stop(
-    server: Server,
+    server: RunningInstance,
     deadline: Duration,
-    signals: &mut Signals,
+    signals: &mut SignalHandlers,
     telling: impl Future<Output = ()>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     tokio::pin!(telling);
     let delay = server.leave();
     if !delay.is_zero() {
@@ -365,7 +377,7 @@ async fn stop(
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             problem = server.ended() => return Err(problem),
-            () = signals.end() => return Err(Failure::failed("ended at once by a second signal")),
+            () = signals.end() => return Err(CommandError::failed("ended at once by a second signal")),
             () = &mut telling => return Ok(()),
         }
     }
@@ -379,7 +391,7 @@ async fn stop(
             tracing::info!("stopped");
             Ok(())
         }
-        () = signals.end() => Err(Failure::failed("ended at once by a second signal")),
+        () = signals.end() => Err(CommandError::failed("ended at once by a second signal")),
         // Never resolves; it ends with the other branches.
         () = telling => Ok(()),
     }
@@ -395,13 +407,17 @@ async fn answer_pulses(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>)
 }
 
 /// Starts to read the configuration. Log files are reopened at once.
-async fn start_reload(reading: &mut Reading, manager: &Manager, server: &Server) {
+async fn start_reload(reading: &mut ConfigReader, manager: &ServiceManager, server: &RunningInstance) {
     manager.reloading().await;
     reading.begin(server.reopen_logs());
 }
 
 /// Applies the configuration that was read, if it is valid.
-async fn take_over(read: Result<ResolvedConfig, Failure>, machine: &Machine, server: &mut Server) {
+async fn take_over(
+    read: Result<ResolvedConfig, CommandError>,
+    machine: &HostMachine,
+    server: &mut RunningInstance,
+) {
     match read {
         Ok(resolved) => {
             warn(&resolved.warnings);

@@ -6,32 +6,32 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use warden_gateway::{Observer, Record};
-use warden_patches::mitigation::Advice;
-use warden_policies::growth::Verdict;
+use warden_gateway::{GatewayObserver, RequestRecord};
+use warden_patches::mitigation::LeakAdvice;
+use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ModelName, secrets};
-use warden_supervisor::{Event, EventKind, Fleet};
+use warden_supervisor::{EventKind, Fleet, FleetEvent};
 
 use super::describe::describe;
 use crate::access_log::AccessLog;
-use crate::admin::answer::Told;
-use crate::admin::metrics::Metrics;
-use crate::advice::{self, Servers};
+use crate::admin::answer::AdminConfig;
+use crate::admin::metrics::MetricsRegistry;
+use crate::advice::{self, AdvisedServers};
 use crate::events_file::EventsFile;
 use crate::logging;
 use crate::otel::RequestTracer;
 
 /// Receives the gateway's records.
 pub(crate) struct RequestObserver {
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<MetricsRegistry>,
     pub(crate) access: AccessLog,
     pub(crate) fleet: Fleet,
     /// Exports requests that are part of a trace.
     pub(crate) tracer: Option<RequestTracer>,
 }
 
-impl Observer for RequestObserver {
-    fn request_done(&self, record: &Record) {
+impl GatewayObserver for RequestObserver {
+    fn request_done(&self, record: &RequestRecord) {
         self.metrics.request_done(record);
         self.access.write(record);
         if let Some(tracer) = &self.tracer {
@@ -46,8 +46,8 @@ impl Observer for RequestObserver {
 /// Logs and counts events until the end, and counts the reports of processes.
 pub(crate) async fn events(
     fleet: Fleet,
-    metrics: Arc<Metrics>,
-    told: watch::Receiver<Told>,
+    metrics: Arc<MetricsRegistry>,
+    told: watch::Receiver<AdminConfig>,
     file: EventsFile,
     stop: CancellationToken,
 ) {
@@ -55,7 +55,7 @@ pub(crate) async fn events(
     let mut receiver = tail.receiver;
     let mut views = fleet.subscribe();
     let mut advised = LoggedAdvice::default();
-    let mut see = |event: &Event| {
+    let mut see = |event: &FleetEvent| {
         metrics.event(event);
         file.keep(event, fleet.state_writer());
         let advice = advice_for(event, &fleet, &told.borrow().servers);
@@ -94,10 +94,10 @@ struct LoggedAdvice(BTreeMap<ModelName, Vec<String>>);
 
 impl LoggedAdvice {
     /// The advice that is new.
-    fn unsaid(&mut self, event: &Event, advice: Vec<Advice>) -> Vec<Advice> {
+    fn unsaid(&mut self, event: &FleetEvent, advice: Vec<LeakAdvice>) -> Vec<LeakAdvice> {
         let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
         let said = self.0.entry(model.clone()).or_default();
-        let sentences: Vec<String> = advice.iter().map(Advice::sentence).collect();
+        let sentences: Vec<String> = advice.iter().map(LeakAdvice::sentence).collect();
         if sentences.iter().all(|sentence| said.contains(sentence)) {
             return Vec::new();
         }
@@ -107,11 +107,11 @@ impl LoggedAdvice {
 }
 
 /// Advice on a leak reported by an event. A suspicion gives none in the log.
-fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
+fn advice_for(event: &FleetEvent, fleet: &Fleet, servers: &AdvisedServers) -> Vec<LeakAdvice> {
     let (EventKind::Verdict { growth, .. }, Some(model)) = (&event.kind, &event.model) else {
         return Vec::new();
     };
-    if growth.verdict < Verdict::Leaking {
+    if growth.verdict < GrowthVerdict::Leaking {
         return Vec::new();
     }
     let view = fleet.view();
@@ -129,7 +129,7 @@ fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
     advice::advise(servers.get(model.as_str()), work, others.chain([&**growth]))
 }
 
-fn log_event(event: &Event, advice: &[Advice]) {
+fn log_event(event: &FleetEvent, advice: &[LeakAdvice]) {
     let model = event.model.as_ref().map(tracing::field::display);
     let generation = event.generation.map(|generation| generation.0);
     let text = secrets::text(&describe(&event.kind));
@@ -177,15 +177,15 @@ mod tests {
 
     use super::*;
 
-    fn advice(leak: &str) -> Advice {
+    fn advice(leak: &str) -> LeakAdvice {
         let (leak, title) = (leak.to_owned(), leak.to_owned());
         let (mitigations, others, references) = (Vec::new(), Vec::new(), Vec::new());
-        Advice { leak, title, confidence: 0.9, mitigations, not_here: Vec::new(), others, references }
+        LeakAdvice { leak, title, confidence: 0.9, mitigations, not_here: Vec::new(), others, references }
     }
 
     #[test]
     fn the_same_advice_is_said_once_for_each_model() {
-        let event = |model: &str, generation| Event {
+        let event = |model: &str, generation| FleetEvent {
             id: 1,
             at: String::new(),
             model: Some(ModelName::new(model)),

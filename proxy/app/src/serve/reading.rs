@@ -7,12 +7,12 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use warden_supervisor::{Work, WorkError, WorkKind, run_job};
+use warden_supervisor::{PendingWork, WorkError, WorkKind, run_job};
 
-use super::Plan;
-use crate::config::machine::Machine;
+use super::ConfigSource;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::ResolvedConfig;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Time after which a slow read is logged. Files take milliseconds, asking a llama-server for its version
 /// some seconds.
@@ -21,9 +21,9 @@ const SLOW_READ_LIMIT: Duration = Duration::from_secs(30);
 const REOPEN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Reads the configuration, once at a time.
-pub(super) struct Reading {
-    plan: Plan,
-    machine: Machine,
+pub(super) struct ConfigReader {
+    plan: ConfigSource,
+    machine: HostMachine,
     under_way: Option<ReadInProgress>,
     /// True to read again: the read in progress may have begun before the last change.
     again: bool,
@@ -33,20 +33,20 @@ pub(super) struct Reading {
 }
 
 struct ReadInProgress {
-    task: Work<Option<Result<ResolvedConfig, Failure>>>,
+    task: PendingWork<Option<Result<ResolvedConfig, CommandError>>>,
     since: Instant,
     told: bool,
 }
 
 /// Result of a read.
-pub(super) enum Read {
-    Done(Box<Result<ResolvedConfig, Failure>>),
+pub(super) enum ReadResult {
+    Done(Box<Result<ResolvedConfig, CommandError>>),
     /// Still reading after this time.
     Late(Duration),
 }
 
-impl Reading {
-    pub(super) fn new(plan: &Plan, machine: &Machine) -> Self {
+impl ConfigReader {
+    pub(super) fn new(plan: &ConfigSource, machine: &HostMachine) -> Self {
         let (plan, machine, ends) = (plan.clone(), machine.clone(), CancellationToken::new());
         Self { plan, machine, under_way: None, again: false, ends, patience: SLOW_READ_LIMIT }
     }
@@ -84,26 +84,26 @@ impl Reading {
     }
 
     /// Resolves with the result, and once before that if a read takes long. Cancel-safe.
-    pub(super) async fn read(&mut self) -> Read {
+    pub(super) async fn read(&mut self) -> ReadResult {
         let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
         let done = tokio::select! {
             done = &mut under_way.task => done,
             () = sleep_until(under_way.since + self.patience), if !under_way.told => {
                 under_way.told = true;
-                return Read::Late(self.patience);
+                return ReadResult::Late(self.patience);
             }
         };
         self.under_way = None;
         if std::mem::take(&mut self.again) {
             self.start(None);
         }
-        let ended = || Err(Failure::failed("reading it was given up"));
-        let refused = |error: WorkError| Err(Failure::failed(format!("it cannot be read now: {error}")));
-        Read::Done(Box::new(done.map_or_else(refused, |read| read.unwrap_or_else(ended))))
+        let ended = || Err(CommandError::failed("reading it was given up"));
+        let refused = |error: WorkError| Err(CommandError::failed(format!("it cannot be read now: {error}")));
+        ReadResult::Done(Box::new(done.map_or_else(refused, |read| read.unwrap_or_else(ended))))
     }
 }
 
-impl Drop for Reading {
+impl Drop for ConfigReader {
     fn drop(&mut self) {
         // Ends, for example, a llama-server that was asked for its version.
         self.ends.cancel();
@@ -124,13 +124,13 @@ mod tests {
         let path = dir.path().join("warden.toml");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         let config = ConfigArgs { config: Some(path.clone()), set: Vec::new() };
-        let plan = Plan { config, flags: Vec::new(), any_name: false };
-        let mut reading = Reading::new(&plan, &Machine::read());
+        let plan = ConfigSource { config, flags: Vec::new(), any_name: false };
+        let mut reading = ConfigReader::new(&plan, &HostMachine::read());
         let opened = || oneshot::channel().1;
         reading.patience = Duration::from_millis(20);
         for _ in 0..3 {
             reading.begin(opened());
-            assert!(matches!(reading.read().await, Read::Late(_)) && reading.is_under_way());
+            assert!(matches!(reading.read().await, ReadResult::Late(_)) && reading.is_under_way());
         }
         reading.patience = SLOW_READ_LIMIT;
         // The pipe has a reader, so it can be opened.
@@ -140,7 +140,7 @@ mod tests {
         disk.write_all(b"nonsense = 1\n").unwrap();
         drop(disk);
         for word in ["nonsense", "later"] {
-            let Read::Done(read) = reading.read().await else { panic!("it was told already") };
+            let ReadResult::Done(read) = reading.read().await else { panic!("it was told already") };
             let told = format!("{:?}", read.unwrap_err());
             assert!(told.contains(word), "{told}");
         }

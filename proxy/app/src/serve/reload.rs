@@ -1,7 +1,7 @@
 //! Finds changes of the configuration that need a restart of llama-warden. Pure.
 
 use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::dirs::Dirs;
+use crate::config::resolve::dirs::WardenDirs;
 
 /// The changed sections that take effect only after a restart.
 pub(crate) fn needs_restart(old: &ResolvedConfig, new: &ResolvedConfig) -> Vec<&'static str> {
@@ -27,7 +27,7 @@ pub(crate) fn needs_restart(old: &ResolvedConfig, new: &ResolvedConfig) -> Vec<&
     note("probe", differs(&old.probe, &new.probe));
     note("admin", old.admin_socket != new.admin_socket || old.admin_address != new.admin_address);
     // Folders of models are reloaded.
-    let dirs = Dirs { models: old.dirs.models.clone(), ..new.dirs.clone() };
+    let dirs = WardenDirs { models: old.dirs.models.clone(), ..new.dirs.clone() };
     note("paths", old.dirs != dirs);
     sections
 }

@@ -9,11 +9,11 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Plan;
+use super::ConfigSource;
 use crate::cli::update::{last_run, words};
 
 /// Schedules and runs updates.
-pub(super) struct Renewing {
+pub(super) struct UpdateSchedule {
     /// Zero: never.
     every: Duration,
     state: PathBuf,
@@ -31,10 +31,10 @@ struct RunningUpdate {
     told: Option<Lines<BufReader<ChildStderr>>>,
 }
 
-impl Renewing {
+impl UpdateSchedule {
     /// `every`: interval; `state`: folder with the time of the last run; `plan`: sources of the
     /// configuration.
-    pub(super) fn new(every: Duration, state: &Path, plan: &Plan) -> Self {
+    pub(super) fn new(every: Duration, state: &Path, plan: &ConfigSource) -> Self {
         let mut renewing = Self {
             every: Duration::ZERO,
             state: state.to_owned(),

@@ -12,48 +12,50 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warden_gateway::{Control, Ends, Gateway, GatewayConfig, GatewayError, Gauges, Pulse, Tls};
+use warden_gateway::{
+    Gateway, GatewayConfig, GatewayControl, GatewayError, GatewayGauges, GatewayPulse, StopTokens, TlsState,
+};
 use warden_policies::ModelName;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{ApplyReport, Fleet, WorkKind, run_detached};
 
 use super::certificate;
-use super::leaving::Leaving;
+use super::leaving::LeaveControl;
 use super::live::live;
-use super::manager::{Asked, Manager, Sockets};
+use super::manager::{ActivatedSockets, LoopAnswers, ServiceManager};
 use super::measure;
 use super::observe::{RequestObserver, events};
 use super::reload::needs_restart;
 use super::upgrade::inquiry::SelfTest;
-use super::upgrade::new::{InheritedAdmin, Left, ReceivedHandover};
-use super::upgrade::order::{Order, Orders};
+use super::upgrade::new::{InheritedAdmin, InheritedSockets, ReceivedHandover};
+use super::upgrade::order::{UpgradeOrder, UpgradeOrders};
 use crate::access_log::AccessLog;
-use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
+use crate::admin::answer::{AdminConfig, AdminState, InstanceInfo, budgets, next_binaries};
 use crate::admin::canary::CanarySettings;
 use crate::admin::instance::InstanceDirs;
-use crate::admin::metrics::Metrics;
+use crate::admin::metrics::MetricsRegistry;
 use crate::admin::page::door::SignInGuard;
 use crate::admin::page::holds::plans;
-use crate::admin::server::{Asking, Given, Remade, bind, inherit};
+use crate::admin::server::{GivenSockets, PulseSender, RestoredSocket, bind, inherit};
 use crate::clock;
 use crate::config::changes::{ConfigChanges, compare_loaded};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::ResolvedConfig;
-use crate::config::show::Kept;
+use crate::config::show::DisplayedConfig;
 use crate::events_file::EventsFile;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::otel::{RequestTracer, SpanExporter};
-use crate::probe::board::Board;
+use crate::probe::board::ProbeBoard;
 use crate::probe::{keeper, listen};
 use crate::request_recorder::RecorderSet;
 use crate::series;
 
 mod succession;
 
-use succession::{Books, Copies};
+use succession::{RecordingTasks, SocketCopies};
 
 /// A running instance.
-pub(crate) struct Server {
+pub(crate) struct RunningInstance {
     resolved: ResolvedConfig,
     address: SocketAddr,
     /// Addresses of the second and further hosts.
@@ -61,16 +63,16 @@ pub(crate) struct Server {
     admin_address: Option<SocketAddr>,
     /// Addresses of the probe listener and of the `HAProxy` agent.
     probes: (Option<SocketAddr>, Option<SocketAddr>),
-    leaving: Arc<Leaving>,
+    leaving: Arc<LeaveControl>,
     fleet: Fleet,
-    gauges: Arc<Gauges>,
-    gateway: Control,
+    gauges: Arc<GatewayGauges>,
+    gateway: GatewayControl,
     access: AccessLog,
     recorders: RecorderSet,
-    tls: Option<Arc<Tls>>,
-    told: watch::Sender<Told>,
+    tls: Option<Arc<TlsState>>,
+    told: watch::Sender<AdminConfig>,
     /// Ends the gateway: no new connections, running requests continue.
-    ends: Ends,
+    ends: StopTokens,
     /// Cancelled when we end, and when a successor takes over.
     retiring: CancellationToken,
     gateway_done: CancellationToken,
@@ -78,37 +80,37 @@ pub(crate) struct Server {
     stop: CancellationToken,
     tasks: TaskTracker,
     /// Tasks that record the fleet, and their end.
-    books: Books,
+    books: RecordingTasks,
     exporting: ExporterTask,
     claim: InstanceDirs,
     /// Copies of the sockets for a successor; empty once there can be none, or it has them.
-    copies: Mutex<Copies>,
+    copies: Mutex<SocketCopies>,
     admin_given: bool,
     /// The admin socket, if it had to be made again.
-    admin_remade: Remade,
+    admin_remade: RestoredSocket,
     /// Cancelled when the successor has the admin sockets.
     admin_stays: CancellationToken,
     /// Orders to upgrade.
-    orders: Option<mpsc::Receiver<Order>>,
+    orders: Option<mpsc::Receiver<UpgradeOrder>>,
     /// Path of the admin socket for programs.
     admin_socket: PathBuf,
     /// Asks the gateway's loops whether they are responsive.
-    pulse: Pulse,
-    admin_pulse: Asking,
+    pulse: GatewayPulse,
+    admin_pulse: PulseSender,
     /// Starts processes outside of the fleet.
     nursery: NurseryHandle,
     inquiry: SelfTest,
 }
 
-impl Server {
+impl RunningInstance {
     /// Claims the directories, binds the port or takes the given sockets, starts the fleet, opens the admin
     /// routes.
     pub(crate) async fn start(
         resolved: ResolvedConfig,
-        machine: &Machine,
+        machine: &HostMachine,
         nursery: NurseryHandle,
-        sockets: Sockets,
-    ) -> Result<Self, Failure> {
+        sockets: ActivatedSockets,
+    ) -> Result<Self, CommandError> {
         Box::pin(Self::start_after(resolved, machine, nursery, sockets, None)).await
     }
 
@@ -116,11 +118,11 @@ impl Server {
     /// predecessor has let go.
     pub(super) async fn start_after(
         resolved: ResolvedConfig,
-        machine: &Machine,
+        machine: &HostMachine,
         nursery: NurseryHandle,
-        given: Sockets,
+        given: ActivatedSockets,
         inheritance: Option<ReceivedHandover>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandError> {
         let (begun, mut claim, left, leaves, will) = if let Some(inheritance) = inheritance {
             let ReceivedHandover { begun, lock, sockets, leaves, will } = inheritance;
             (begun, InstanceDirs::inherit(&resolved.dirs, lock), Some(sockets), leaves, Some(will))
@@ -129,7 +131,7 @@ impl Server {
             begun.cancel();
             (begun, InstanceDirs::take(&resolved.dirs)?, None, false, None)
         };
-        let (public, admin_sockets, left) = if let Some(Left { public, admin, probes }) = left {
+        let (public, admin_sockets, left) = if let Some(InheritedSockets { public, admin, probes }) = left {
             (Some(public), Some(admin), probes)
         } else {
             (None, None, Vec::new())
@@ -161,7 +163,7 @@ impl Server {
         let listeners = if let Some(InheritedAdmin { socket, address, given }) = admin_sockets {
             inherit(socket, address, given, pause).map_err(|error| copied(&error))?
         } else {
-            let given = Given { unix: given.admin, tcp: given.admin_tcp };
+            let given = GivenSockets { unix: given.admin, tcp: given.admin_tcp };
             bind(&resolved.admin_socket, resolved.admin_address, given, pause).await?
         };
         let admin_given = listeners.given();
@@ -170,18 +172,18 @@ impl Server {
         let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.asking());
         let admin_remade = listeners.remade();
         let admin_address = listeners.address();
-        let probe = listen::Listeners::bind(resolved.probe_address, resolved.agent_address, left)?;
+        let probe = listen::ProbeListeners::bind(resolved.probe_address, resolved.agent_address, left)?;
         let probe_sockets = probe.sockets().map_err(|error| copied(&error))?;
         let probes = probe.addresses();
-        let unmeasured = measure::Job::new(&resolved, nursery.clone());
+        let unmeasured = measure::MeasureJob::new(&resolved, nursery.clone());
         let fleet = match will {
             Some(will) => Fleet::start_after(resolved.fleet.clone(), nursery.clone(), will).await?,
             None => Fleet::start(resolved.fleet.clone(), nursery.clone()).await?,
         };
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(MetricsRegistry::new());
         let (stop, ends, gateway_done) =
-            (CancellationToken::new(), Ends::default(), CancellationToken::new());
-        let instance = Instance {
+            (CancellationToken::new(), StopTokens::default(), CancellationToken::new());
+        let instance = InstanceInfo {
             pid: machine.pid,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             address: address.to_string(),
@@ -206,7 +208,7 @@ impl Server {
                 }
             }
         };
-        let now = Told {
+        let now = AdminConfig {
             budgets: budgets(&resolved.fleet.models),
             servers: resolved.servers(machine),
             binaries: next_binaries(&resolved.fleet.models),
@@ -217,8 +219,8 @@ impl Server {
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
-        let kept = series::Store::new(&resolved.series, &resolved.dirs.state);
-        let books = Books {
+        let kept = series::SeriesStore::new(&resolved.series, &resolved.dirs.state);
+        let books = RecordingTasks {
             tasks: TaskTracker::new(),
             closed: stop.child_token(),
             series: kept.clone(),
@@ -230,15 +232,15 @@ impl Server {
         }
         let recording = series::record(kept.clone(), fleet.clone(), books.closed.clone());
         books.tasks.spawn(once(recording.boxed()));
-        let (upgrades, orders) = Orders::new();
-        let leaving = Arc::new(Leaving::new(gauges.clone()));
+        let (upgrades, orders) = UpgradeOrders::new();
+        let leaving = Arc::new(LeaveControl::new(gauges.clone()));
         if leaves {
             leaving.begin();
         }
-        let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone(), metrics.pace()));
+        let board = Arc::new(ProbeBoard::new(resolved.probe.clone(), gauges.clone(), metrics.pace()));
         // Viewers of the page on the public listener must not delay its end.
         let retiring = ends.stop.child_token();
-        let admin = Admin {
+        let admin = AdminState {
             leaving: leaving.clone(),
             probe: Arc::new(resolved.probe.clone()),
             connections: resolved.server.connections,
@@ -257,7 +259,7 @@ impl Server {
             upgrades,
             stop: stop.clone(),
         };
-        let door = SignInGuard::new(Admin { stop: retiring.clone(), ..admin.clone() });
+        let door = SignInGuard::new(AdminState { stop: retiring.clone(), ..admin.clone() });
         let gateway = gateway.with_page(Arc::new(door)).accepting_from(begun.clone());
         let inquiry = SelfTest::new(gateway.inward(), admin.clone());
         if probes.0.is_some() || probes.1.is_some() {
@@ -309,7 +311,7 @@ impl Server {
             books,
             exporting,
             claim,
-            copies: Mutex::new(Copies { public, operators, probes: probe_sockets }),
+            copies: Mutex::new(SocketCopies { public, operators, probes: probe_sockets }),
             admin_given,
             admin_remade,
             admin_stays,
@@ -358,7 +360,7 @@ impl Server {
 
     /// Starts to report status and pulse to the service manager. `signals`: asks the loop that handles
     /// signals and orders.
-    pub(crate) fn attend_manager(&self, manager: &Arc<Manager>, signals: Asking) {
+    pub(crate) fn attend_manager(&self, manager: &Arc<ServiceManager>, signals: PulseSender) {
         let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
         self.tasks.spawn(told);
         let all = pulse_checks(&self.pulse, &self.admin_pulse, &self.fleet);
@@ -384,9 +386,9 @@ impl Server {
     }
 
     /// Resolves if the gateway ends unexpectedly: then nothing can be served.
-    pub(crate) async fn ended(&self) -> Failure {
+    pub(crate) async fn ended(&self) -> CommandError {
         self.gateway_done.cancelled().await;
-        Failure::failed("the listener ended unexpectedly")
+        CommandError::failed("the listener ended unexpectedly")
     }
 
     /// Reopens the file of the access log, which may have been renamed: on its own thread, because its disk
@@ -405,7 +407,11 @@ impl Server {
     }
 
     /// Applies a new configuration, except for changes that need a restart.
-    pub(crate) async fn reload(&mut self, new: ResolvedConfig, machine: &Machine) -> Result<(), Failure> {
+    pub(crate) async fn reload(
+        &mut self,
+        new: ResolvedConfig,
+        machine: &HostMachine,
+    ) -> Result<(), CommandError> {
         // First, because it may fail: then nothing of the new configuration is applied.
         self.recorders.open_while_serving(&new).await?;
         let kept_back = needs_restart(&self.resolved, &new);
@@ -428,12 +434,12 @@ impl Server {
         for setting in report.needs_restart.iter().filter(|setting| !setting.starts_with('[')) {
             tracing::warn!(target: "config", "{setting}: that takes effect at the next start of llama-warden");
         }
-        if let Some(job) = measure::Job::new(&new, self.nursery.clone()) {
+        if let Some(job) = measure::MeasureJob::new(&new, self.nursery.clone()) {
             self.tasks.spawn(job.run(self.fleet.clone(), self.stop.clone()));
         }
         let servers = new.servers(machine);
         let binaries = next_binaries(&fleet.models);
-        self.told.send_replace(Told {
+        self.told.send_replace(AdminConfig {
             budgets: budgets(&fleet.models),
             servers,
             binaries,
@@ -452,7 +458,7 @@ impl Server {
     }
 
     /// The receiver of orders to upgrade. Only once.
-    pub(super) fn orders(&mut self) -> Option<mpsc::Receiver<Order>> {
+    pub(super) fn orders(&mut self) -> Option<mpsc::Receiver<UpgradeOrder>> {
         self.orders.take()
     }
 
@@ -511,11 +517,11 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// The configuration for the page.
 fn shown_configuration(
     resolved: &ResolvedConfig,
-    machine: &Machine,
+    machine: &HostMachine,
     pending: Vec<&'static str>,
-) -> Option<Kept> {
+) -> Option<DisplayedConfig> {
     let loaded = resolved.written.clone()?;
-    Some(Kept { loaded, machine: Arc::new(machine.clone()), pending })
+    Some(DisplayedConfig { loaded, machine: Arc::new(machine.clone()), pending })
 }
 
 /// The exporter of spans, if there is one: it gets a short time of its own after all else has ended.
@@ -542,7 +548,11 @@ impl ExporterTask {
 }
 
 /// Asks all loops that a request depends on.
-fn pulse_checks(pulse: &Pulse, admin: &Asking, fleet: &Fleet) -> impl Fn() -> Asked + Send + 'static {
+fn pulse_checks(
+    pulse: &GatewayPulse,
+    admin: &PulseSender,
+    fleet: &Fleet,
+) -> impl Fn() -> LoopAnswers + Send + 'static {
     let (pulse, admin, fleet) = (pulse.clone(), admin.clone(), fleet.clone());
     move || {
         let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.check_tasks());
@@ -561,10 +571,10 @@ fn tries(resolved: &ResolvedConfig) -> CanarySettings {
     }
 }
 
-fn copied(error: &io::Error) -> Failure {
-    Failure::failed(format!("cannot use or copy a listening socket: {error}"))
+fn copied(error: &io::Error) -> CommandError {
+    CommandError::failed(format!("cannot use or copy a listening socket: {error}"))
 }
 
-fn gateway_failure(error: &GatewayError) -> Failure {
-    Failure::failed(error.to_string())
+fn gateway_failure(error: &GatewayError) -> CommandError {
+    CommandError::failed(error.to_string())
 }

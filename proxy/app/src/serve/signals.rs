@@ -21,7 +21,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Signals within this time count as one: duplicates arrive within milliseconds, while an impatient
 /// operator looks first.
@@ -30,7 +30,7 @@ const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 const TERMINAL_END_WINDOW: Duration = Duration::from_secs(5);
 
 /// Meaning of a signal.
-pub(crate) enum Asked {
+pub(crate) enum SignalRequest {
     End,
     Reload,
     /// Upgrade to the program now at our path.
@@ -38,7 +38,7 @@ pub(crate) enum Asked {
 }
 
 /// The handled signals.
-pub(crate) struct Signals {
+pub(crate) struct SignalHandlers {
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -48,11 +48,11 @@ pub(crate) struct Signals {
     last: LastSignal,
 }
 
-impl Signals {
+impl SignalHandlers {
     /// Replaces the default actions. Must be called in a runtime.
-    pub(crate) fn new() -> Result<Self, Failure> {
+    pub(crate) fn new() -> Result<Self, CommandError> {
         let listen = |kind| {
-            signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
+            signal(kind).map_err(|error| CommandError::failed(format!("cannot listen for signals: {error}")))
         };
         // Checked before HUP gets a handler of ours.
         let ignored = is_hangup_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
@@ -97,18 +97,18 @@ impl Signals {
     }
 
     /// Waits for the next request.
-    pub(crate) async fn next(&mut self) -> Asked {
+    pub(crate) async fn next(&mut self) -> SignalRequest {
         loop {
             let asked = tokio::select! {
-                _ = self.term.recv() => Asked::End,
-                _ = self.int.recv() => Asked::End,
-                _ = self.usr2.recv() => Asked::Upgrade,
+                _ = self.term.recv() => SignalRequest::End,
+                _ = self.int.recv() => SignalRequest::End,
+                _ = self.usr2.recv() => SignalRequest::Upgrade,
                 _ = self.hup.recv() => match &self.terminal {
                     Some(terminal) if terminal.has_just_gone(Instant::now()) => {
                         tracing::info!("the terminal is gone");
-                        Asked::End
+                        SignalRequest::End
                     }
-                    _ => Asked::Reload,
+                    _ => SignalRequest::Reload,
                 },
                 () = wait_terminal_end(self.terminal.as_ref()) => {
                     if let Some(terminal) = &mut self.terminal {
@@ -117,7 +117,7 @@ impl Signals {
                     continue;
                 }
             };
-            if !matches!(asked, Asked::End) || self.last.is_new(Instant::now()) {
+            if !matches!(asked, SignalRequest::End) || self.last.is_new(Instant::now()) {
                 return asked;
             }
         }

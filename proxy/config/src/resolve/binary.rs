@@ -12,22 +12,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_builder::Measured;
+use warden_builder::ServerBehaviour;
 use warden_patches::mitigation::BuildFacts;
-use warden_policies::modes::Cancel;
+use warden_policies::modes::CancelMode;
 use warden_policies::own_variables::is_ours_alone;
 use warden_policies::server_flags::FlagList;
 use warden_policies::{ModelName, ServerFacts};
-use warden_supervisor::Command;
+use warden_supervisor::ServerCommand;
 
 use super::cancel;
 use super::judge::with_access_variables;
-use super::mitigations::{Judge, MitigatedCommand, Mitigations};
-use super::server_facts::{self, Known, Unmeasured, slot_files_in, unix_sockets_in};
+use super::mitigations::{MitigatedCommand, MitigationChecker, ModelMitigations};
+use super::server_facts::{self, ServerKnowledge, UnmeasuredBinary, slot_files_in, unix_sockets_in};
 use super::start_switches;
 use crate::arguments;
-use crate::machine::{Machine, is_executable};
-use crate::problem::{ConfigProblem, ConfigProblems, Place};
+use crate::machine::{HostMachine, is_executable};
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
 use crate::resolve::ResolvedConfig;
 
 /// Variable for llama-server's `--alias`.
@@ -35,7 +35,7 @@ const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
 
 /// Choice of a model's binary.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Choice {
+pub enum BinaryChoice {
     /// A file.
     Path(PathBuf),
     /// A name to find in PATH.
@@ -55,7 +55,7 @@ pub struct StoreBuild {
     /// Facts for mitigations.
     pub facts: BuildFacts,
     /// Measured behaviour.
-    pub measured: Measured,
+    pub measured: ServerBehaviour,
 }
 
 /// A llama-server: a build of the store with its provenance, or any other file.
@@ -74,17 +74,27 @@ impl FoundBinary {
     }
 
     /// Collects the known behaviour: from the provenance, from earlier measurements, or from `--help`.
-    async fn behaves(&self, asked: &Command, cache: &Path, version: &str, timeout: Duration) -> Known {
+    async fn behaves(
+        &self,
+        asked: &ServerCommand,
+        cache: &Path,
+        version: &str,
+        timeout: Duration,
+    ) -> ServerKnowledge {
         let help = help(asked, timeout).await;
         let slot_files = help.as_deref().and_then(slot_files_in);
         let flags = help.as_deref().and_then(FlagList::parse).map(Arc::new);
         match self {
             Self::Built(build) => {
-                let known = Known::built(build.measured, cache, &build.facts.binary, version);
-                Known { slot_files, flags, ..known }
+                let known = ServerKnowledge::built(build.measured, cache, &build.facts.binary, version);
+                ServerKnowledge { slot_files, flags, ..known }
             }
             Self::Foreign(path) => {
-                let mut known = Known { slot_files, flags, ..Known::remembered(cache, path, version) };
+                let mut known = ServerKnowledge {
+                    slot_files,
+                    flags,
+                    ..ServerKnowledge::remembered(cache, path, version)
+                };
                 if known.measured.unix_sockets.is_none() {
                     known.measured.unix_sockets = help.as_deref().and_then(unix_sockets_in);
                 }
@@ -108,14 +118,15 @@ impl FoundBinary {
 /// A binary is missing, is no llama-server, or does not support the mitigations of its model.
 pub async fn fill(
     resolved: &mut ResolvedConfig,
-    machine: &Machine,
+    machine: &HostMachine,
     builds: FindBuild<'_>,
 ) -> Result<(), ConfigProblems> {
     let mut problems = Vec::new();
-    let mut known: HashMap<(Choice, Command), Option<(BuildFacts, Known)>> = HashMap::new();
+    let mut known: HashMap<(BinaryChoice, ServerCommand), Option<(BuildFacts, ServerKnowledge)>> =
+        HashMap::new();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut unmeasured: Vec<Unmeasured> = Vec::new();
-    let mut judge = Judge::default();
+    let mut unmeasured: Vec<UnmeasuredBinary> = Vec::new();
+    let mut judge = MitigationChecker::default();
     let timeout = resolved.child.version_timeout;
     let drop_in = resolved.fleet.any_name;
     let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
@@ -126,7 +137,7 @@ pub async fn fill(
         if !known.contains_key(&key) {
             let tried = match find(choice, runs_elsewhere(&asked), place, machine, builds) {
                 Ok(found) => {
-                    let asked = Command { binary: found.path().to_owned(), ..asked };
+                    let asked = ServerCommand { binary: found.path().to_owned(), ..asked };
                     match try_version(&asked, timeout, place, machine).await {
                         Ok(version) => {
                             let behaves =
@@ -163,12 +174,12 @@ pub async fn fill(
 
 /// Sets arguments and variables of a command.
 fn set_command(
-    own: &mut Command,
+    own: &mut ServerCommand,
     name: &ModelName,
     command: MitigatedCommand,
-    mitigations: &Mitigations,
+    mitigations: &ModelMitigations,
     facts: &BuildFacts,
-    cancel: Cancel,
+    cancel: CancelMode,
     drop_in: bool,
 ) {
     (own.args, own.env, own.env_remove) =
@@ -183,9 +194,9 @@ fn set_command(
 
 /// A model's command with other mitigations than the configured ones.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Alternative {
+pub struct AlternativeCommand {
     /// The command with these mitigations.
-    pub command: Command,
+    pub command: ServerCommand,
     /// Notes about the list: omitted, overruled and ineffective items.
     pub notes: Vec<String>,
     /// Description of each item's effect.
@@ -194,7 +205,7 @@ pub struct Alternative {
 
 /// A checked llama-server.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tried {
+pub struct CheckedBinary {
     /// Path of the binary.
     pub binary: PathBuf,
     /// Id, if it is a build of the store.
@@ -208,23 +219,24 @@ pub struct Tried {
 /// # Errors
 /// The file or build does not exist, or is no llama-server.
 pub async fn tried(
-    choice: &Choice,
-    machine: &Machine,
+    choice: &BinaryChoice,
+    machine: &HostMachine,
     builds: FindBuild<'_>,
     cache: &Path,
     timeout: Duration,
-) -> Result<Tried, String> {
+) -> Result<CheckedBinary, String> {
     let told = |problem: ConfigProblem| {
         let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
         format!("{}{hint}", problem.message)
     };
-    let found = find(choice, false, &Place::Nowhere, machine, builds).map_err(told)?;
+    let found = find(choice, false, &ConfigPlace::Nowhere, machine, builds).map_err(told)?;
     let binary = found.path().to_owned();
-    let nothing = Command::bare(binary.clone());
-    let version = try_version(&nothing, timeout, &Place::Nowhere, machine).await.map_err(told)?;
-    let Known { measured, slot_files, .. } = found.behaves(&nothing, cache, &version, timeout).await;
+    let nothing = ServerCommand::bare(binary.clone());
+    let version = try_version(&nothing, timeout, &ConfigPlace::Nowhere, machine).await.map_err(told)?;
+    let ServerKnowledge { measured, slot_files, .. } =
+        found.behaves(&nothing, cache, &version, timeout).await;
     let build = match (&found, choice) {
-        (FoundBinary::Built(_), Choice::Build(id)) => {
+        (FoundBinary::Built(_), BinaryChoice::Build(id)) => {
             let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
             let whole = names.into_iter().find(|name| name.starts_with(id.as_str()));
             Some(whole.unwrap_or(id).to_owned())
@@ -238,7 +250,7 @@ pub async fn tried(
         // The number of threads may depend on flags, which are unknown here; `None` is the safe answer.
         facts.http_threads = None;
     }
-    Ok(Tried { binary, build, facts })
+    Ok(CheckedBinary { binary, build, facts })
 }
 
 impl ResolvedConfig {
@@ -251,8 +263,8 @@ impl ResolvedConfig {
         &self,
         model: usize,
         list: &[String],
-        judge: &mut Judge,
-    ) -> Result<Alternative, String> {
+        judge: &mut MitigationChecker,
+    ) -> Result<AlternativeCommand, String> {
         let all = self.fleet.models.get(model).zip(self.mitigations.get(model)).zip(self.cancel.get(model));
         let Some(((spec, configured), cancel)) = all else { return Err("there is no such model".to_owned()) };
         let Some(Some(facts)) = self.builds.get(model) else {
@@ -274,7 +286,7 @@ impl ResolvedConfig {
         notes.extend(warnings.into_iter().map(bare));
         let mut command = spec.command.clone();
         set_command(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
-        Ok(Alternative { command, notes, told: mitigations.told() })
+        Ok(AlternativeCommand { command, notes, told: mitigations.told() })
     }
 }
 
@@ -284,46 +296,46 @@ const CONTAINER_WRAPPERS: [&str; 7] =
     ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
 
 /// Returns whether the wrapper of a command runs it in another system.
-fn runs_elsewhere(command: &Command) -> bool {
+fn runs_elsewhere(command: &ServerCommand) -> bool {
     let program = command.wrapper.first().and_then(|word| Path::new(word).file_name()?.to_str());
     program.is_some_and(|name| CONTAINER_WRAPPERS.contains(&name))
 }
 
 /// The command that queries a model's binary. Uses the wrapper, which may prepare the environment, and the
 /// model's `LD_*` variables.
-pub(crate) fn asking(own: &Command) -> Command {
+pub(crate) fn asking(own: &ServerCommand) -> ServerCommand {
     let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
-    Command { wrapper: own.wrapper.clone(), env, ..Command::bare(own.binary.clone()) }
+    ServerCommand { wrapper: own.wrapper.clone(), env, ..ServerCommand::bare(own.binary.clone()) }
 }
 
 /// Finds the chosen binary. With `elsewhere`, a bare name is not resolved in this system.
 fn find(
-    choice: &Choice,
+    choice: &BinaryChoice,
     elsewhere: bool,
-    place: &Place,
-    machine: &Machine,
+    place: &ConfigPlace,
+    machine: &HostMachine,
     builds: FindBuild<'_>,
 ) -> Result<FoundBinary, ConfigProblem> {
     let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).hint(hint));
     let store = |id: Option<&str>| builds(id).map_err(|error| ConfigProblem::new(place.clone(), error));
     match choice {
-        Choice::Path(path) => Ok(FoundBinary::Foreign(path.clone())),
-        Choice::InPath(name) if elsewhere => Ok(FoundBinary::Foreign(name.clone())),
-        Choice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
+        BinaryChoice::Path(path) => Ok(FoundBinary::Foreign(path.clone())),
+        BinaryChoice::InPath(name) if elsewhere => Ok(FoundBinary::Foreign(name.clone())),
+        BinaryChoice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
             Some(path) => Ok(FoundBinary::Foreign(path)),
             None => fail(
                 format!("there is no program `{}` in PATH", name.display()),
                 "give the path of a llama-server, or build one with `llama-warden build`",
             ),
         },
-        Choice::Build(id) => match store(Some(id))? {
+        BinaryChoice::Build(id) => match store(Some(id))? {
             Some(build) => Ok(FoundBinary::Built(build)),
             None => fail(
                 format!("there is no build `{id}` in the store"),
                 "`llama-warden builds list` shows them",
             ),
         },
-        Choice::Newest => match (store(None)?, machine.find_in_path("llama-server")) {
+        BinaryChoice::Newest => match (store(None)?, machine.find_in_path("llama-server")) {
             (Some(build), _) => Ok(FoundBinary::Built(build)),
             (None, Some(path)) => Ok(FoundBinary::Foreign(path)),
             (None, None) => fail(
@@ -336,10 +348,10 @@ fn find(
 
 /// Runs `--version`. Returns its output if the binary is a llama-server.
 async fn try_version(
-    asked: &Command,
+    asked: &ServerCommand,
     timeout: Duration,
-    place: &Place,
-    machine: &Machine,
+    place: &ConfigPlace,
+    machine: &HostMachine,
 ) -> Result<String, ConfigProblem> {
     let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).hint(hint));
     let path = asked.binary.as_path();
@@ -383,7 +395,7 @@ async fn try_version(
 ///
 /// A freshly written file may be "busy" for a moment: a child forked by another thread holds a copy of the
 /// open file until its exec. Retries after this error for at most [`BUSY_RETRY_LIMIT`].
-pub(crate) async fn ask(asked: &Command, flag: &str) -> io::Result<String> {
+pub(crate) async fn ask(asked: &ServerCommand, flag: &str) -> io::Result<String> {
     let given_up = Instant::now() + BUSY_RETRY_LIMIT;
     loop {
         let mut words = asked.program_words().into_iter();
@@ -415,7 +427,7 @@ const BUSY_RETRY_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
 /// Output of `--help`; `None` if it does not arrive in time.
-async fn help(asked: &Command, timeout: Duration) -> Option<String> {
+async fn help(asked: &ServerCommand, timeout: Duration) -> Option<String> {
     tokio::time::timeout(timeout, ask(asked, "--help")).await.ok()?.ok()
 }
 
@@ -437,8 +449,8 @@ mod tests {
     }
 
     async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
-        let asked = Command::bare(path.to_owned());
-        let found = try_version(&asked, timeout, &Place::Nowhere, &Machine::read()).await;
+        let asked = ServerCommand::bare(path.to_owned());
+        let found = try_version(&asked, timeout, &ConfigPlace::Nowhere, &HostMachine::read()).await;
         found
             .map(drop)
             .map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
@@ -468,17 +480,17 @@ mod tests {
         let needy = "[ \"$NEEDED$LD_FOUND\" = 12 ] || { echo 'error while loading shared libraries'; exit 1; }\n\
                      echo \"version: 1 ($1)\"";
         let binary = script(dir.path(), "needy", needy);
-        let own = Command {
+        let own = ServerCommand {
             wrapper: ["env", "NEEDED=1"].map(str::to_owned).to_vec(),
             env: vec![("LD_FOUND".to_owned(), "2".to_owned()), ("OTHER".to_owned(), "3".to_owned())],
-            ..Command::bare(binary.clone())
+            ..ServerCommand::bare(binary.clone())
         };
-        let asked = Command { binary: binary.clone(), ..asking(&own) };
-        let (wait, machine) = (Duration::from_secs(20), Machine::read());
-        let told = try_version(&asked, wait, &Place::Nowhere, &machine).await;
+        let asked = ServerCommand { binary: binary.clone(), ..asking(&own) };
+        let (wait, machine) = (Duration::from_secs(20), HostMachine::read());
+        let told = try_version(&asked, wait, &ConfigPlace::Nowhere, &machine).await;
         assert_eq!(told.unwrap(), "version: 1 (--version)\n");
-        let gone = Command { wrapper: vec!["no-such-wrapper".to_owned()], ..asked.clone() };
-        let told = try_version(&gone, wait, &Place::Nowhere, &machine).await.unwrap_err();
+        let gone = ServerCommand { wrapper: vec!["no-such-wrapper".to_owned()], ..asked.clone() };
+        let told = try_version(&gone, wait, &ConfigPlace::Nowhere, &machine).await.unwrap_err();
         assert!(
             told.message.contains("no-such-wrapper") && told.message.contains("cannot be run"),
             "{told:?}"
@@ -486,18 +498,19 @@ mod tests {
         // A container has another file of that name, or none.
         let wrapper = script(dir.path(), "toolbox", "[ $3 = llama-server ] && echo 'version: 2 (in)'");
         let words = [wrapper.to_str().unwrap(), "run", "-c"].map(str::to_owned).to_vec();
-        let asked = Command { wrapper: words, ..Command::bare("llama-server".into()) };
-        let choice = Choice::InPath("llama-server".into());
-        let found = find(&choice, runs_elsewhere(&asked), &Place::Nowhere, &machine, &|_| Ok(None)).unwrap();
+        let asked = ServerCommand { wrapper: words, ..ServerCommand::bare("llama-server".into()) };
+        let choice = BinaryChoice::InPath("llama-server".into());
+        let found =
+            find(&choice, runs_elsewhere(&asked), &ConfigPlace::Nowhere, &machine, &|_| Ok(None)).unwrap();
         assert_eq!(found.path(), Path::new("llama-server"));
-        assert!(try_version(&asked, wait, &Place::Nowhere, &machine).await.is_ok());
+        assert!(try_version(&asked, wait, &ConfigPlace::Nowhere, &machine).await.is_ok());
     }
 
     #[tokio::test]
     async fn the_one_program_of_llama_cpp_is_asked_as_a_server() {
         let dir = tempfile::tempdir().unwrap();
         let body = "[ \"$1\" = serve ] && echo \"version: 0.2.0 ($2)\" || echo 'Usage: llama <command>'";
-        let asked = Command::bare(script(dir.path(), "llama", body));
+        let asked = ServerCommand::bare(script(dir.path(), "llama", body));
         assert_eq!(ask(&asked, "--help").await.unwrap(), "version: 0.2.0 (--help)\n");
     }
 
@@ -505,7 +518,7 @@ mod tests {
     async fn a_binary_that_is_being_written_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
-        let asked = Command::bare(path.clone());
+        let asked = ServerCommand::bare(path.clone());
         let writer = std::fs::File::options().append(true).open(&path).unwrap();
         // `biased` polls in order: the first attempt runs while the file is open, the next ones when it is
         // closed.
@@ -517,18 +530,19 @@ mod tests {
     fn with_no_choice_the_newest_build_comes_before_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let in_path = script(dir.path(), "llama-server", "");
-        let mut machine = Machine::read();
+        let mut machine = HostMachine::read();
         machine.env = vec![("PATH".into(), dir.path().into())];
         let find = |built: Option<StoreBuild>| {
-            find(&Choice::Newest, false, &Place::Nowhere, &machine, &move |_| Ok(built.clone())).unwrap()
+            find(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &move |_| Ok(built.clone()))
+                .unwrap()
         };
         let facts = BuildFacts { binary: "/store/x".into(), number: None, provenance: None };
-        let built = StoreBuild { facts, measured: Measured::default() };
+        let built = StoreBuild { facts, measured: ServerBehaviour::default() };
         assert_eq!(find(Some(built.clone())), FoundBinary::Built(built));
         assert_eq!(find(None), FoundBinary::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
-        let error =
-            super::find(&Choice::Newest, false, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();
+        let error = super::find(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
+            .unwrap_err();
         assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
     }
 }

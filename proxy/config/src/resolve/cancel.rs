@@ -7,28 +7,28 @@
 //! docs/cancellation.md.
 
 use warden_patches::mitigation::BuildFacts;
-use warden_policies::modes::Cancel;
+use warden_policies::modes::CancelMode;
 
-use super::mitigations::Mitigations;
+use super::mitigations::ModelMitigations;
 
 const CANCEL_FIX: &str = "cancel-nonstream";
 /// Variable that switches the fix on.
-pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
+pub(crate) const CANCEL_FIX_VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
 
 /// The variable for the fix, if `cancel` allows it, the build has it, and the operator set neither the
 /// variable nor the mitigation.
 pub(crate) fn variable(
-    cancel: Cancel,
+    cancel: CancelMode,
     build: &BuildFacts,
-    mitigations: &Mitigations,
+    mitigations: &ModelMitigations,
     env: &[(String, String)],
 ) -> Option<(String, String)> {
     let fixes =
         build.provenance.as_ref().and_then(|provenance| provenance.fixes.as_deref()).unwrap_or_default();
-    let decided =
-        mitigations.ids().iter().any(|id| id == CANCEL_FIX) || env.iter().any(|(name, _)| name == VARIABLE);
-    let set = cancel == Cancel::Auto && !decided && fixes.iter().any(|fix| fix == CANCEL_FIX);
-    set.then(|| (VARIABLE.to_owned(), "1".to_owned()))
+    let decided = mitigations.ids().iter().any(|id| id == CANCEL_FIX)
+        || env.iter().any(|(name, _)| name == CANCEL_FIX_VARIABLE);
+    let set = cancel == CancelMode::Auto && !decided && fixes.iter().any(|fix| fix == CANCEL_FIX);
+    set.then(|| (CANCEL_FIX_VARIABLE.to_owned(), "1".to_owned()))
 }
 
 #[cfg(test)]
@@ -46,16 +46,19 @@ mod tests {
                 ..ProvenanceFacts::default()
             }),
         };
-        let none = Mitigations::default();
+        let none = ModelMitigations::default();
         let with = build(Some(&["other", CANCEL_FIX]));
-        let set = Some((VARIABLE.to_owned(), "1".to_owned()));
-        assert_eq!(variable(Cancel::Auto, &with, &none, &[]), set);
-        assert_eq!(variable(Cancel::Assemble, &with, &none, &[]), None);
-        assert_eq!(variable(Cancel::Off, &with, &none, &[]), None);
-        assert_eq!(variable(Cancel::Auto, &with, &none, &[(VARIABLE.to_owned(), "0".to_owned())]), None);
-        assert_eq!(variable(Cancel::Auto, &build(Some(&["other"])), &none, &[]), None);
-        assert_eq!(variable(Cancel::Auto, &build(None), &none, &[]), None);
+        let set = Some((CANCEL_FIX_VARIABLE.to_owned(), "1".to_owned()));
+        assert_eq!(variable(CancelMode::Auto, &with, &none, &[]), set);
+        assert_eq!(variable(CancelMode::Assemble, &with, &none, &[]), None);
+        assert_eq!(variable(CancelMode::Off, &with, &none, &[]), None);
+        assert_eq!(
+            variable(CancelMode::Auto, &with, &none, &[(CANCEL_FIX_VARIABLE.to_owned(), "0".to_owned())]),
+            None
+        );
+        assert_eq!(variable(CancelMode::Auto, &build(Some(&["other"])), &none, &[]), None);
+        assert_eq!(variable(CancelMode::Auto, &build(None), &none, &[]), None);
         let foreign = BuildFacts { binary: "/x".into(), number: Some(8827), provenance: None };
-        assert_eq!(variable(Cancel::Auto, &foreign, &none, &[]), None);
+        assert_eq!(variable(CancelMode::Auto, &foreign, &none, &[]), None);
     }
 }

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use warden_supervisor::PrivateDir;
 
-use crate::machine::Machine;
-use crate::problem::{ConfigProblem, ConfigProblems, Place};
-use crate::source::layers::Loaded;
+use crate::machine::HostMachine;
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
+use crate::source::layers::LoadedConfig;
 
 /// Directories of llama-warden.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dirs {
+pub struct WardenDirs {
     /// Ledger and instances.
     pub state: PathBuf,
     /// Private directory for this instance's sockets, created in `runtime_base` and removed at the end.
@@ -25,10 +25,10 @@ pub struct Dirs {
     pub models: Vec<PathBuf>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Resolves a path relative to the configuration file, so that it does not depend on the working
     /// directory.
-    pub fn absolute(&self, machine: &Machine, path: &Path) -> PathBuf {
+    pub fn absolute(&self, machine: &HostMachine, path: &Path) -> PathBuf {
         let base = self.file.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new(""));
         machine.cwd.join(base).join(path)
     }
@@ -37,7 +37,7 @@ impl Loaded {
     ///
     /// # Errors
     /// A directory is not set and cannot be derived, or a path is wrong.
-    pub fn dirs(&self, machine: &Machine) -> Result<Dirs, ConfigProblems> {
+    pub fn dirs(&self, machine: &HostMachine) -> Result<WardenDirs, ConfigProblems> {
         let paths = &self.settings.paths;
         let given = |path: &Option<PathBuf>| path.as_ref().map(|path| self.absolute(machine, path));
         let Some(state) = given(&paths.state_dir).or_else(|| machine.state_dir()) else {
@@ -46,7 +46,7 @@ impl Loaded {
                 machine.uid
             );
             let hint = "set HOME, or name directories with `paths.state_dir` and its like";
-            return Err(ConfigProblem::new(Place::Nowhere, message).hint(hint).into());
+            return Err(ConfigProblem::new(ConfigPlace::Nowhere, message).hint(hint).into());
         };
         // Without a home directory, use folders in the configured state directory.
         let beside = |name: &str| state.join(name);
@@ -55,6 +55,6 @@ impl Loaded {
             given(&paths.cache_dir).or_else(|| machine.cache_dir()).unwrap_or_else(|| beside("cache"));
         let runtime_base = given(&paths.runtime_dir).unwrap_or_else(|| machine.runtime_base());
         let runtime = PrivateDir::place(&runtime_base, machine.pid);
-        Ok(Dirs { state, runtime, runtime_base, data, cache, models: self.folders.clone() })
+        Ok(WardenDirs { state, runtime, runtime_base, data, cache, models: self.folders.clone() })
     }
 }

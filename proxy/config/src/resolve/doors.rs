@@ -4,14 +4,14 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use warden_gateway::KeySpec;
-use warden_policies::{ModelName, Names, Origins};
+use warden_policies::{AllowedOrigins, HostNames, ModelName};
 use warden_supervisor::spec::SharedSpec;
 
 use super::keys::KeyFile;
 use crate::arguments::{self, ListeningFlag};
-use crate::problem::{ConfigProblem, Place};
+use crate::problem::{ConfigPlace, ConfigProblem};
 use crate::resolve::ConfigResolver;
-use crate::settings::Model;
+use crate::settings::ModelConfig;
 
 /// Variable that makes llama-server require an API key itself.
 pub(crate) const KEY_VARIABLE: &str = "LLAMA_API_KEY";
@@ -61,11 +61,11 @@ impl ConfigResolver<'_> {
     }
 
     /// Place that sets the variable by which a model's process requires a key.
-    pub(crate) fn key_variable(&self, name: &str, model: &Model) -> Option<Place> {
+    pub(crate) fn key_variable(&self, name: &str, model: &ModelConfig) -> Option<ConfigPlace> {
         if model.env.contains_key(KEY_VARIABLE) {
             return Some(self.place(&["models", name, "env", KEY_VARIABLE]));
         }
-        self.machine.var(KEY_VARIABLE).map(|_| Place::Env(KEY_VARIABLE.to_owned()))
+        self.machine.var(KEY_VARIABLE).map(|_| ConfigPlace::Env(KEY_VARIABLE.to_owned()))
     }
 
     /// Returns whether every process requires a key itself.
@@ -81,9 +81,9 @@ impl ConfigResolver<'_> {
     /// keep web pages out. A page whose name resolves to this address would pass them, so other names are
     /// refused there. No check is needed where all pages may call. On other addresses, operators use names
     /// unknown here, and keys protect.
-    pub(crate) fn host_names(&self) -> Names {
+    pub(crate) fn host_names(&self) -> HostNames {
         let server = &self.loaded.settings.server;
-        let closed = server.cors != Origins::Mirror && !self.has_keys() && !self.processes_need_keys();
+        let closed = server.cors != AllowedOrigins::Mirror && !self.has_keys() && !self.processes_need_keys();
         server.names.clone().decided(closed && is_loopback(&server.host))
     }
 
@@ -91,7 +91,7 @@ impl ConfigResolver<'_> {
     /// user in the network opens could then use the models.
     pub(crate) fn check_origins(&mut self) {
         let server = &self.loaded.settings.server;
-        if server.cors != Origins::Mirror
+        if server.cors != AllowedOrigins::Mirror
             || self.has_keys()
             || self.processes_need_keys()
             || is_loopback(&server.host)
@@ -124,9 +124,9 @@ fn is_loopback_host(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use crate::machine::HostMachine;
     use crate::resolve::{ResolvedConfig, resolve};
-    use crate::source::layers::{Sources, load};
+    use crate::source::layers::{ConfigSources, load};
 
     /// Resolves a configuration next to a file with one key.
     fn read(
@@ -143,8 +143,8 @@ mod tests {
         let file = dir.path().join("w.toml");
         let text = format!("[server]\n{server}\n[models.a]\nmodel = \"m.gguf\"\n{model}\n");
         std::fs::write(&file, text).unwrap();
-        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
-        let mut machine = Machine::read();
+        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+        let mut machine = HostMachine::read();
         machine.env = env.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         resolve(&loaded, &machine, any_name).map_err(|problems| problems.lines().join("\n"))
     }

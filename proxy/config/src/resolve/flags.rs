@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::server_flags::{FlagList, is_flag, normal_flag};
-use warden_supervisor::Command;
+use warden_supervisor::ServerCommand;
 
 use super::binary::{ask, asking};
-use super::mitigations::Mitigations;
-use crate::problem::{ConfigProblem, Place, alike};
+use super::mitigations::ModelMitigations;
+use crate::problem::{ConfigPlace, ConfigProblem, alike};
 use crate::resolve::ResolvedConfig;
-use crate::source::layers::Loaded;
+use crate::source::layers::LoadedConfig;
 
 /// Minimum similarity (Jaro-Winkler, 0 to 1) for the suggestion of another flag.
 const MIN_SIMILARITY: f64 = 0.85;
@@ -31,7 +31,7 @@ pub struct UnknownWords {
 
 /// Finds unknown flags and variables of all models. The binaries must be filled in; each is queried once.
 /// Skips a binary that does not answer: an earlier check has already run it.
-pub async fn unknown(loaded: &Loaded, resolved: &ResolvedConfig) -> UnknownWords {
+pub async fn unknown(loaded: &LoadedConfig, resolved: &ResolvedConfig) -> UnknownWords {
     let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
     let mut unknown = UnknownWords::default();
     let models =
@@ -69,8 +69,8 @@ impl ModelFlagCheck<'_> {
     fn own_words(
         &self,
         args: &[String],
-        mitigations: &Mitigations,
-        place: &dyn Fn(usize) -> Place,
+        mitigations: &ModelMitigations,
+        place: &dyn Fn(usize) -> ConfigPlace,
     ) -> Vec<ConfigProblem> {
         let (name, binary) = (self.name, self.binary.display());
         let unknown = self.list.map(|list| strangers(args, list)).unwrap_or_default();
@@ -91,7 +91,7 @@ impl ModelFlagCheck<'_> {
     }
 
     /// Checks a variable that the operator sets, because llama-server silently ignores unknown ones.
-    fn variable(&self, key: &str, place: Place) -> Option<ConfigProblem> {
+    fn variable(&self, key: &str, place: ConfigPlace) -> Option<ConfigProblem> {
         let list = self.list.filter(|list| !list.knows_variable(key))?;
         let (name, binary) = (self.name, self.binary.display());
         let hint = match nearest(key, list.variables(), bare) {
@@ -105,7 +105,7 @@ impl ModelFlagCheck<'_> {
     }
 
     /// Checks flags that mitigations added to `args`, in the spelling of this binary.
-    fn check_mitigation_flags(&self, args: &[String], mitigations: &Mitigations) -> Vec<ConfigProblem> {
+    fn check_mitigation_flags(&self, args: &[String], mitigations: &ModelMitigations) -> Vec<ConfigProblem> {
         let Some(list) = self.list else { return Vec::new() };
         let (name, binary) = (self.name, self.binary.display());
         let wrong = mitigations.given_flags().filter_map(|(place, mitigation, words)| {
@@ -142,7 +142,7 @@ fn bare(variable: &str) -> &str {
 }
 
 /// Parses all flags of a command's llama-server from its help; `None` if it prints none.
-pub async fn known(command: &Command, timeout: Duration) -> Option<FlagList> {
+pub async fn known(command: &ServerCommand, timeout: Duration) -> Option<FlagList> {
     let help = tokio::time::timeout(timeout, ask(&asking(command), "--help")).await.ok()?.ok()?;
     FlagList::parse(&help)
 }

@@ -8,12 +8,12 @@ use std::path::Path;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_supervisor::spec::SharedSpec;
 
-use super::contradictions::{self, One, Whole};
+use super::contradictions::{self, ConfigSummary, ModelSummary};
 use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
 use crate::arguments::{self, ListeningFlag};
-use crate::problem::{ConfigProblem, Place, quoted};
+use crate::problem::{ConfigPlace, ConfigProblem, quoted};
 use crate::resolve::ConfigResolver;
-use crate::settings::Model;
+use crate::settings::ModelConfig;
 
 /// Variables that change how llama-server is reached, so that the process would not answer llama-warden's
 /// requests.
@@ -43,7 +43,7 @@ impl ConfigResolver<'_> {
     pub(crate) fn check_file(
         &mut self,
         name: &str,
-        model: &Model,
+        model: &ModelConfig,
         args: &[String],
         directory: Option<&Path>,
     ) {
@@ -74,7 +74,7 @@ impl ConfigResolver<'_> {
         self.problems.push(ConfigProblem::new(place, complaint).hint(hint));
     }
 
-    pub(crate) fn check_listening(&mut self, name: &str, model: &Model, args: &[String]) {
+    pub(crate) fn check_listening(&mut self, name: &str, model: &ModelConfig, args: &[String]) {
         let place = self.place(&["models", name, "args"]);
         let in_env =
             ["LLAMA_ARG_HOST", "LLAMA_ARG_PORT"].into_iter().find(|key| model.env.contains_key(*key));
@@ -124,14 +124,14 @@ impl ConfigResolver<'_> {
     }
 
     /// Finds a harmful variable of a model, set in its configuration or inherited from llama-warden.
-    fn harmful_variable(&self, name: &str, model: &Model) -> Option<(&'static str, Place)> {
+    fn harmful_variable(&self, name: &str, model: &ModelConfig) -> Option<(&'static str, ConfigPlace)> {
         let mut own = ACCESS_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
         // In drop-in mode they configure llama-warden, and the process never sees them.
         let inherits = |key: &&str| !self.any_name && self.machine.var(key).is_some();
         let mut inherited = ACCESS_VARIABLES.into_iter().filter(inherits);
         own.next()
             .map(|key| (key, self.place(&["models", name, "env", key])))
-            .or_else(|| inherited.next().map(|key| (key, Place::Env(key.to_owned()))))
+            .or_else(|| inherited.next().map(|key| (key, ConfigPlace::Env(key.to_owned()))))
     }
 
     /// Finds contradictions in the whole configuration.
@@ -144,10 +144,13 @@ impl ConfigResolver<'_> {
             env.extend(command.env.iter().cloned());
             let slots = arguments::slots(&command.args);
             let keeps = DeclaredMemory::declared(&command.args, &env, None);
-            One { name, model, keeps, args: &command.args, slots }
+            ModelSummary { name, model, keeps, args: &command.args, slots }
         });
-        let whole =
-            Whole { settings: &self.loaded.settings, memory: self.machine.memory, models: models.collect() };
+        let whole = ConfigSummary {
+            settings: &self.loaded.settings,
+            memory: self.machine.memory,
+            models: models.collect(),
+        };
         for found in contradictions::find(&whole) {
             let problem = ConfigProblem::new(self.loaded.place(&found.path), found.message).hint(found.hint);
             if found.fatal { self.problems.push(problem) } else { self.warnings.push(problem) }

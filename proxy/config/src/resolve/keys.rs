@@ -22,12 +22,12 @@ use serde_json::{Value, json};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use warden_gateway::{KeyHash, KeySpec};
-use warden_policies::{ModelName, Rate, pattern_matches};
+use warden_policies::{ModelName, RateLimit, pattern_matches};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::problem::{ConfigProblem, ConfigProblems, Place, quoted};
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted};
 use crate::schema::validate::validate_as;
-use crate::source::tree::{ConfigNode, Entry, Kind};
+use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
 /// Mode bit: others may write the file.
 const OTHERS_WRITE: u32 = 0o002;
@@ -50,16 +50,16 @@ pub struct KeyFile {
 pub struct WrittenKey {
     /// Name of the key.
     pub name: String,
-    place: Place,
+    place: ConfigPlace,
     hash: KeyHash,
     /// The file has the key in clear text.
     pub in_clear: bool,
     /// Names, aliases and patterns of permitted models.
     pub models: Option<Vec<String>>,
     /// Maximum request rate.
-    pub rate: Option<Rate>,
+    pub rate: Option<RateLimit>,
     /// Maximum token rate.
-    pub tokens: Option<Rate>,
+    pub tokens: Option<RateLimit>,
     /// Maximum number of concurrent requests.
     pub concurrency: Option<usize>,
     /// The key opens the page for operators.
@@ -72,7 +72,7 @@ impl KeyFile {
     /// # Errors
     /// The file cannot be read, others may write it, or a key in it is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigProblems> {
-        let whole = || Place::File { path: path.to_owned(), line: 0 };
+        let whole = || ConfigPlace::File { path: path.to_owned(), line: 0 };
         let unreadable = |error: std::io::Error| {
             ConfigProblem::new(whole(), format!("the file of keys cannot be read: {error}"))
                 .hint("`llama-warden keys new NAME --file FILE` writes one; `server.keys` names it")
@@ -102,7 +102,7 @@ impl KeyFile {
     /// # Errors
     /// The file is not TOML, or a key in it is wrong.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigProblems> {
-        let locate = |byte: Option<usize>| Place::in_file(path, text, byte);
+        let locate = |byte: Option<usize>| ConfigPlace::in_file(path, text, byte);
         let table = DeTable::parse(text).map_err(|error| {
             let byte = error.span().map(|span| span.start);
             // Use only the first line, which describes the error; the others would quote the text.
@@ -112,7 +112,7 @@ impl KeyFile {
         let mut problems = Vec::new();
         let mut tree = tree(table, &locate, &mut problems);
         problems.extend(validate_as(&mut tree, schema(), &locate));
-        let Kind::Table(entries) = &tree.kind else { return Err(ConfigProblems(problems)) };
+        let ConfigValue::Table(entries) = &tree.kind else { return Err(ConfigProblems(problems)) };
         let mut keys: Vec<WrittenKey> = Vec::new();
         for entry in entries {
             let place = locate(entry.key_span.as_ref().map(|span| span.start));
@@ -192,14 +192,14 @@ fn schema() -> &'static Value {
 }
 
 fn convert_entry(
-    entry: &Entry,
-    place: Place,
-    locate: &dyn Fn(Option<usize>) -> Place,
+    entry: &TableEntry,
+    place: ConfigPlace,
+    locate: &dyn Fn(Option<usize>) -> ConfigPlace,
     problems: &mut Vec<ConfigProblem>,
 ) -> Option<WrittenKey> {
     let name = entry.key.clone();
     let text = |field: &str| match &entry.value.entry(field)?.value.kind {
-        Kind::Text(text) => Some(text.as_str()),
+        ConfigValue::Text(text) => Some(text.as_str()),
         _ => None,
     };
     let at = |field: &str| {
@@ -213,7 +213,7 @@ fn convert_entry(
         problems.push(ConfigProblem::new(place.clone(), message));
     }
     let mut rate = |field: &str| {
-        let parsed = text(field)?.parse::<Rate>();
+        let parsed = text(field)?.parse::<RateLimit>();
         parsed
             .map_err(|e| {
                 problems.push(ConfigProblem::new(at(field), format!("`{}.{field}`: {e}", quoted(&name))))
@@ -252,20 +252,22 @@ fn convert_entry(
         }
     };
     let models = match entry.value.entry("models").map(|entry| &entry.value.kind) {
-        Some(Kind::List(items)) => Some(
+        Some(ConfigValue::List(items)) => Some(
             items
                 .iter()
-                .filter_map(|item| if let Kind::Text(text) = &item.kind { Some(text.clone()) } else { None })
+                .filter_map(
+                    |item| if let ConfigValue::Text(text) = &item.kind { Some(text.clone()) } else { None },
+                )
                 .collect(),
         ),
         _ => None,
     };
     let concurrency = match entry.value.entry("concurrency").map(|entry| &entry.value.kind) {
-        Some(Kind::Int(number)) => usize::try_from(*number).ok(),
+        Some(ConfigValue::Int(number)) => usize::try_from(*number).ok(),
         _ => None,
     };
     let operator =
-        matches!(entry.value.entry("operator").map(|entry| &entry.value.kind), Some(Kind::Bool(true)));
+        matches!(entry.value.entry("operator").map(|entry| &entry.value.kind), Some(ConfigValue::Bool(true)));
     let in_clear = text("key").is_some();
     Some(WrittenKey { name, place, hash: hash?, in_clear, models, rate, tokens, concurrency, operator })
 }
@@ -273,7 +275,7 @@ fn convert_entry(
 /// Converts the file for validation, with a hash in place of each clear-text key.
 fn tree(
     table: Spanned<DeTable<'_>>,
-    locate: &dyn Fn(Option<usize>) -> Place,
+    locate: &dyn Fn(Option<usize>) -> ConfigPlace,
     problems: &mut Vec<ConfigProblem>,
 ) -> ConfigNode {
     let span = table.span();
@@ -289,9 +291,9 @@ fn tree(
             continue;
         }
         let mut value = node(value);
-        if let Kind::Table(fields) = &mut value.kind
+        if let ConfigValue::Table(fields) = &mut value.kind
             && let Some(field) = fields.iter_mut().find(|field| field.key == "key")
-            && let Kind::Text(text) = &mut field.value.kind
+            && let ConfigValue::Text(text) = &mut field.value.kind
         {
             if let Some(wrong) = unfit(text) {
                 let place = locate(field.value.span.as_ref().map(|span| span.start));
@@ -304,11 +306,11 @@ fn tree(
             text.zeroize();
             *text = hash;
         }
-        entries.push(Entry { key: name.into_inner().into_owned(), key_span: Some(at), value });
+        entries.push(TableEntry { key: name.into_inner().into_owned(), key_span: Some(at), value });
     }
     // Restore the order of the file.
     entries.sort_by_key(|entry| entry.key_span.as_ref().map(|span| span.start));
-    ConfigNode { span: Some(span), kind: Kind::Table(entries) }
+    ConfigNode { span: Some(span), kind: ConfigValue::Table(entries) }
 }
 
 /// The reason why a text cannot be a key.
@@ -323,20 +325,23 @@ fn unfit(key: &str) -> Option<String> {
 fn node(value: Spanned<DeValue<'_>>) -> ConfigNode {
     let span = value.span();
     let kind = match value.into_inner() {
-        DeValue::String(text) => Kind::Text(text.into_owned()),
-        DeValue::Integer(number) => {
-            i64::from_str_radix(number.as_str(), number.radix()).map_or(Kind::Float(f64::MAX), Kind::Int)
-        }
-        DeValue::Float(number) => Kind::Float(number.as_str().parse().unwrap_or(f64::NAN)),
-        DeValue::Boolean(flag) => Kind::Bool(flag),
-        DeValue::Datetime(_) => Kind::Date,
-        DeValue::Array(items) => Kind::List(items.into_iter().map(node).collect()),
-        DeValue::Table(table) => Kind::Table(
+        DeValue::String(text) => ConfigValue::Text(text.into_owned()),
+        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+            .map_or(ConfigValue::Float(f64::MAX), ConfigValue::Int),
+        DeValue::Float(number) => ConfigValue::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(flag) => ConfigValue::Bool(flag),
+        DeValue::Datetime(_) => ConfigValue::Date,
+        DeValue::Array(items) => ConfigValue::List(items.into_iter().map(node).collect()),
+        DeValue::Table(table) => ConfigValue::Table(
             table
                 .into_iter()
                 .map(|(key, value)| {
                     let span = key.span();
-                    Entry { key: key.into_inner().into_owned(), key_span: Some(span), value: node(value) }
+                    TableEntry {
+                        key: key.into_inner().into_owned(),
+                        key_span: Some(span),
+                        value: node(value),
+                    }
                 })
                 .collect(),
         ),

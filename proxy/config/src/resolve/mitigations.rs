@@ -8,38 +8,40 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit, Need};
+use warden_patches::mitigation::{
+    BuildFacts, BuildNeed, MitigationAction, MitigationCatalogue, MitigationEffect, MitigationFit,
+};
 
 use warden_policies::server_flags::FlagList;
 
 use crate::arguments;
-use crate::machine::Machine;
-use crate::problem::{ConfigProblem, Place};
+use crate::machine::HostMachine;
+use crate::problem::{ConfigPlace, ConfigProblem};
 use crate::resolve::ConfigResolver;
-use crate::settings::Model;
-use crate::source::layers::Loaded;
+use crate::settings::ModelConfig;
+use crate::source::layers::LoadedConfig;
 
 /// The compiled-in list of mitigations. The list of a model contains the fixes of its own sets, too:
-/// [`Mitigations::known`].
+/// [`ModelMitigations::known`].
 ///
 /// # Errors
 /// The compiled-in list is broken.
-pub fn catalogue() -> Result<Arc<Catalogue>, String> {
-    static ALL: LazyLock<Result<Arc<Catalogue>, String>> =
-        LazyLock::new(|| Catalogue::embedded().map(Arc::new).map_err(|error| error.to_string()));
+pub fn catalogue() -> Result<Arc<MitigationCatalogue>, String> {
+    static ALL: LazyLock<Result<Arc<MitigationCatalogue>, String>> =
+        LazyLock::new(|| MitigationCatalogue::embedded().map(Arc::new).map_err(|error| error.to_string()));
     ALL.clone()
 }
 
 /// Resolved list of a model, before the abilities of its llama-server are known.
 #[derive(Clone, Debug, Default)]
-pub struct Mitigations {
+pub struct ModelMitigations {
     /// The list as written.
     list: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
-    effects: Vec<(Effect, Place)>,
+    effects: Vec<(MitigationEffect, ConfigPlace)>,
     /// Available mitigations; `None` for the compiled-in list.
-    known: Option<Arc<Catalogue>>,
+    known: Option<Arc<MitigationCatalogue>>,
 }
 
 /// Arguments and variables of a command with mitigations.
@@ -68,7 +70,7 @@ impl MitigatedCommand {
     }
 }
 
-impl Mitigations {
+impl ModelMitigations {
     /// The list as written.
     pub fn list(&self) -> &[String] {
         &self.list
@@ -93,7 +95,7 @@ impl Mitigations {
                 None => wrong.message,
             });
         }
-        let effects = done.effects.into_iter().map(|effect| (effect, Place::Nowhere)).collect();
+        let effects = done.effects.into_iter().map(|effect| (effect, ConfigPlace::Nowhere)).collect();
         let all = Self {
             list: list.to_vec(),
             args: self.args.clone(),
@@ -110,7 +112,7 @@ impl Mitigations {
     ///
     /// # Errors
     /// The errors of [`catalogue`], or a broken set of the model.
-    pub fn known(&self) -> Result<Arc<Catalogue>, String> {
+    pub fn known(&self) -> Result<Arc<MitigationCatalogue>, String> {
         self.known.clone().map_or_else(catalogue, Ok)
     }
 
@@ -119,7 +121,7 @@ impl Mitigations {
         let own = |item: usize| {
             let found = self.effects.iter().find(|(effect, _)| effect.item == item);
             let entry = found.map(|(effect, _)| &effect.mitigation).filter(|entry| entry.own.is_some())?;
-            let Action::Patch { set, .. } = &entry.action else { return None };
+            let MitigationAction::Patch { set, .. } = &entry.action else { return None };
             Some(format!(" (your set {set})"))
         };
         let items = self.list.iter().enumerate();
@@ -132,7 +134,7 @@ impl Mitigations {
     }
 
     /// Flags of each mitigation, in the spelling of the list: place, name and words.
-    pub(crate) fn given_flags(&self) -> impl Iterator<Item = (&Place, &str, &[String])> {
+    pub(crate) fn given_flags(&self) -> impl Iterator<Item = (&ConfigPlace, &str, &[String])> {
         self.effects.iter().flat_map(|(effect, place)| {
             effect.flags.iter().map(move |flag| (place, effect.name.as_str(), flag.words.as_slice()))
         })
@@ -159,13 +161,14 @@ impl Mitigations {
         done
     }
 
-    fn apply(&self, index: usize, effect: &Effect, done: &mut MitigatedCommand) {
+    fn apply(&self, index: usize, effect: &MitigationEffect, done: &mut MitigatedCommand) {
         let own = |name: &String| self.env.iter().find(|(key, _)| key == name).map(|(_, value)| value);
         let name = &effect.name;
         let mut overruled =
             |what: String| done.overruled.push((index, format!("{what}, which wins over mitigation {name}")));
         for (key, value) in &effect.set {
-            let presence = matches!(effect.mitigation.action, Action::Variable { presence: true, .. });
+            let presence =
+                matches!(effect.mitigation.action, MitigationAction::Variable { presence: true, .. });
             match own(key) {
                 None => done.env.push((key.clone(), value.clone())),
                 Some(given) if given == value || presence => {}
@@ -214,8 +217,8 @@ impl Mitigations {
                 .filter(|flag| rest.windows(flag.words.len()).any(|words| words == flag.words.as_slice()));
             parts.extend(given.map(|flag| format!("gives `{}`", flag.words.join(" "))));
             parts.extend(effect.need.as_ref().map(|need| match need {
-                Need::Fix { set, .. } => format!("needs the patch set {set} in the build"),
-                Need::Option { name, value } => format!("needs a build with -D{name}={value}"),
+                BuildNeed::Fix { set, .. } => format!("needs the patch set {set} in the build"),
+                BuildNeed::Option { name, value } => format!("needs a build with -D{name}={value}"),
             }));
             let said = done.overruled.iter().filter(|(own, _)| *own == index).map(|(_, what)| what.clone());
             parts.extend(said);
@@ -229,10 +232,16 @@ impl Mitigations {
 
 impl ConfigResolver<'_> {
     /// Resolves a model's list over its own arguments and variables.
-    pub(crate) fn mitigations(&mut self, name: &str, model: &Model, args: Vec<String>) -> Mitigations {
+    pub(crate) fn mitigations(
+        &mut self,
+        name: &str,
+        model: &ModelConfig,
+        args: Vec<String>,
+    ) -> ModelMitigations {
         let env: Vec<(String, String)> =
             model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let mut all = Mitigations { list: model.mitigations.clone(), args, env, ..Mitigations::default() };
+        let mut all =
+            ModelMitigations { list: model.mitigations.clone(), args, env, ..ModelMitigations::default() };
         let path = ["models".to_owned(), name.to_owned(), "mitigations".to_owned()];
         let list = match self.mitigations_for(name, model) {
             Ok(list) => list,
@@ -254,7 +263,7 @@ impl ConfigResolver<'_> {
             let into = if finding.error { &mut self.problems } else { &mut self.warnings };
             into.push(problem);
         }
-        let placed = |effect: Effect| {
+        let placed = |effect: MitigationEffect| {
             let place = self.loaded.item_place(&path, effect.item);
             (effect, place)
         };
@@ -270,9 +279,11 @@ impl ConfigResolver<'_> {
 
     /// Warns of variables that act by their presence: `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the
     /// opposite of its effect.
-    fn warn_about_presence(&mut self, name: &str, model: &Model, list: &Catalogue) {
+    fn warn_about_presence(&mut self, name: &str, model: &ModelConfig, list: &MitigationCatalogue) {
         for entry in list.mitigations() {
-            let Action::Variable { name: key, presence: true, .. } = &entry.action else { continue };
+            let MitigationAction::Variable { name: key, presence: true, .. } = &entry.action else {
+                continue;
+            };
             let given = model.env.get(key).map(|value| value.trim().to_lowercase());
             if given.is_some_and(|value| ["", "0", "off", "false", "no"].contains(&value.as_str())) {
                 let place = self.place(&["models", name, "env", key]);
@@ -288,7 +299,7 @@ impl ConfigResolver<'_> {
         }
     }
 
-    fn warn_about_inherited(&mut self, name: &str, all: &Mitigations) {
+    fn warn_about_inherited(&mut self, name: &str, all: &ModelMitigations) {
         let done = all.command(&[]);
         for (effect, place) in &all.effects {
             for (key, value) in effect.set.iter().filter(|pair| done.env.contains(pair)) {
@@ -307,7 +318,12 @@ impl ConfigResolver<'_> {
 }
 
 /// Describes the effects and the faults of a model's list, for `config show`.
-pub fn explain_mitigations(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Vec<String> {
+pub fn explain_mitigations(
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+    name: &str,
+    model: &ModelConfig,
+) -> Vec<String> {
     if model.mitigations.is_empty() {
         return Vec::new();
     }
@@ -319,14 +335,14 @@ pub fn explain_mitigations(loaded: &Loaded, machine: &Machine, name: &str, model
 
 /// Cache of checks of mitigations against llama-servers; each binary is searched for a fix once.
 #[derive(Debug, Default)]
-pub struct Judge(HashMap<(PathBuf, String), Fit>);
+pub struct MitigationChecker(HashMap<(PathBuf, String), MitigationFit>);
 
-impl Judge {
+impl MitigationChecker {
     /// Checks a model's mitigations against its llama-server. Returns the command without unsuitable ones.
     pub(crate) fn judge(
         &mut self,
         name: &str,
-        all: &Mitigations,
+        all: &ModelMitigations,
         build: &BuildFacts,
         problems: &mut Vec<ConfigProblem>,
         warnings: &mut Vec<ConfigProblem>,
@@ -338,13 +354,13 @@ impl Judge {
             let problem =
                 |message: String| ConfigProblem::new(place.clone(), format!("model `{name}`: {message}"));
             match fit {
-                Fit::Fits => {}
-                Fit::Note(message) => warnings.push(problem(message)),
-                Fit::LeftOut(message) => {
+                MitigationFit::Fits => {}
+                MitigationFit::Note(message) => warnings.push(problem(message)),
+                MitigationFit::LeftOut(message) => {
                     leave_out.push(index);
                     warnings.push(problem(message));
                 }
-                Fit::Missing { message, hint } => problems.push(problem(message).hint(hint)),
+                MitigationFit::Missing { message, hint } => problems.push(problem(message).hint(hint)),
             }
         }
         all.command(&leave_out)

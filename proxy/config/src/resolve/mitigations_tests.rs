@@ -7,7 +7,7 @@ use warden_patches::mitigation::ProvenanceFacts;
 
 use crate::problem::ConfigProblems;
 use crate::resolve::{ResolvedConfig, resolve};
-use crate::source::layers::{Sources, load};
+use crate::source::layers::{ConfigSources, load};
 
 /// Resolves a configuration with these lines under one model, and inherited variables.
 fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<ResolvedConfig, ConfigProblems> {
@@ -15,8 +15,8 @@ fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<ResolvedConfig, Confi
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
     let file = dir.path().join("w.toml");
     std::fs::write(&file, format!("[models.a]\nmodel = \"m.gguf\"\n{lines}\n")).unwrap();
-    let loaded = load(Sources { file: Some(file), ..Sources::default() })?;
-    let mut machine = Machine::read();
+    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() })?;
+    let mut machine = HostMachine::read();
     machine.env = inherited.iter().map(|(key, value)| (key.into(), value.into())).collect();
     resolve(&loaded, &machine, false)
 }
@@ -103,7 +103,13 @@ fn a_models_own_list_replaces_the_one_for_all_models() {
 fn judged(lines: &str, build: &BuildFacts) -> (MitigatedCommand, String, String) {
     let resolved = read(lines, &[]).unwrap();
     let (mut problems, mut warnings) = (Vec::new(), Vec::new());
-    let command = Judge::default().judge("a", &resolved.mitigations[0], build, &mut problems, &mut warnings);
+    let command = MitigationChecker::default().judge(
+        "a",
+        &resolved.mitigations[0],
+        build,
+        &mut problems,
+        &mut warnings,
+    );
     (command, told(&problems), told(&warnings))
 }
 

@@ -24,29 +24,30 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warden_gateway::{KeySpec, ModelRules, Name};
+use warden_gateway::{KeySpec, ModelRules, VirtualName};
 use warden_patches::mitigation::BuildFacts;
-use warden_policies::modes::Cancel;
+use warden_policies::modes::CancelMode;
 use warden_policies::server_flags::FlagList;
-use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, is_pattern, loading};
+use warden_policies::{HostNames, MemoryLimit, ModelName, ServerFacts, defaults, is_pattern, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{
-    AdmissionSpec, Command, FallbackSpec, FleetConfig, ModelSpec, SharedBudgets, SharedSpec, Watch,
+    AdmissionSpec, FallbackSpec, FleetConfig, ModelSpec, ServerCommand, SharedBudgets, SharedSpec,
+    WatchConfig,
 };
 
-use self::binary::Choice;
-use self::dirs::Dirs;
+use self::binary::BinaryChoice;
+use self::dirs::WardenDirs;
 use self::judge::with_access_variables;
-use self::mitigations::{MitigatedCommand, Mitigations};
+use self::mitigations::{MitigatedCommand, ModelMitigations};
 use self::own_sets::OwnSets;
-use self::server_facts::Unmeasured;
-use self::telemetry::Collector;
-use crate::advice::{Server, Servers};
+use self::server_facts::UnmeasuredBinary;
+use self::telemetry::TraceCollector;
+use crate::advice::{AdvisedServer, AdvisedServers};
 use crate::arguments;
-use crate::machine::Machine;
-use crate::problem::{ConfigProblem, ConfigProblems, Place, quoted};
-use crate::settings::Model;
-use crate::source::layers::Loaded;
+use crate::machine::HostMachine;
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted};
+use crate::settings::ModelConfig;
+use crate::source::layers::LoadedConfig;
 
 /// Resolved settings for the parts of the program.
 #[derive(Clone, Debug)]
@@ -68,7 +69,7 @@ pub struct ResolvedConfig {
     /// Child processes.
     pub child: defaults::Child,
     /// Directories.
-    pub dirs: Dirs,
+    pub dirs: WardenDirs,
     /// Unix socket of the admin routes.
     pub admin_socket: PathBuf,
     /// TCP address of the admin routes.
@@ -86,52 +87,52 @@ pub struct ResolvedConfig {
     /// Request rules of remote models.
     pub remote_rules: Vec<Arc<ModelRules>>,
     /// Names without a process of their own.
-    pub by_name: BTreeMap<String, Name>,
+    pub by_name: BTreeMap<String, VirtualName>,
     /// Binary choice of each model, in the order of the models.
-    pub choices: Vec<(Choice, Place)>,
+    pub choices: Vec<(BinaryChoice, ConfigPlace)>,
     /// The mitigations of each model, in the order of the models.
-    pub mitigations: Vec<Mitigations>,
+    pub mitigations: Vec<ModelMitigations>,
     /// Facts about the llama-server of each model, in the order of the models; [`binary`] fills them in.
     pub builds: Vec<Option<BuildFacts>>,
     /// Flags that the llama-server of each model lists, in the order of the models; [`binary`] fills them in.
     pub flags: Vec<Option<Arc<FlagList>>>,
     /// Foreign binaries without measurements; [`binary`] fills them in.
-    pub unmeasured: Vec<Unmeasured>,
+    pub unmeasured: Vec<UnmeasuredBinary>,
     /// Another store in which builds are searched.
     pub other_store: Option<PathBuf>,
     /// API keys, if clients need one.
     pub keys: Option<Vec<KeySpec>>,
     /// Host names by which clients may address this server; never `Auto`.
-    pub names: Names,
+    pub names: HostNames,
     /// File of the access log, if it is separate.
     pub access_log: Option<PathBuf>,
     /// Files for recorded requests, in the order of the models.
     pub record_requests: Vec<Option<PathBuf>>,
     /// Collector for traces of requests.
-    pub collector: Option<Collector>,
+    pub collector: Option<TraceCollector>,
     /// Cancellation mode for disconnected clients, in the order of the models.
-    pub cancel: Vec<Cancel>,
+    pub cancel: Vec<CancelMode>,
     /// Settings that are allowed but probably unintended.
     pub warnings: Vec<ConfigProblem>,
     /// The configuration as written, if it is kept for display.
-    pub written: Option<Arc<Loaded>>,
+    pub written: Option<Arc<LoadedConfig>>,
 }
 
 impl ResolvedConfig {
     /// Models whose configuration names a build or a program.
     pub fn bound(&self) -> Vec<String> {
         let all = self.choices.iter().zip(&self.fleet.models);
-        let bound = all.filter(|((choice, _), _)| *choice != Choice::Newest);
+        let bound = all.filter(|((choice, _), _)| *choice != BinaryChoice::Newest);
         bound.map(|(_, model)| model.name.as_str().to_owned()).collect()
     }
 
     /// Facts about each model's server, for advice.
-    pub fn servers(&self, machine: &Machine) -> Servers {
+    pub fn servers(&self, machine: &HostMachine) -> AdvisedServers {
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
         models
             .map(|((spec, facts), mitigations)| {
-                let server = Server::of(spec, facts.as_ref(), mitigations, &inherited);
+                let server = AdvisedServer::of(spec, facts.as_ref(), mitigations, &inherited);
                 (spec.name.as_str().to_owned(), server)
             })
             .collect()
@@ -152,16 +153,16 @@ pub struct LaunchSettings {
     pub facts: Option<BuildFacts>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Resolves the start settings of a model's server. Its files need not exist.
     ///
     /// # Errors
     /// A value of the model is wrong.
     pub fn launch(
         &self,
-        machine: &Machine,
+        machine: &HostMachine,
         name: &str,
-        model: &Model,
+        model: &ModelConfig,
     ) -> Result<LaunchSettings, ConfigProblems> {
         let mut resolver = ConfigResolver::new(self, machine);
         let mitigations = resolver.mitigations(name, model, model.args.clone());
@@ -171,9 +172,9 @@ impl Loaded {
         }
         let data = self.dirs(machine)?.data;
         let built = match &choice {
-            Choice::Build(id) => store::find(&data, Some(id)),
-            Choice::Newest => store::find(&data, None),
-            Choice::Path(_) | Choice::InPath(_) => Ok(None),
+            BinaryChoice::Build(id) => store::find(&data, Some(id)),
+            BinaryChoice::Newest => store::find(&data, None),
+            BinaryChoice::Path(_) | BinaryChoice::InPath(_) => Ok(None),
         };
         let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
         // Ignore a damaged store, which only costs facts here; a start reports it.
@@ -191,7 +192,11 @@ impl Loaded {
 ///
 /// # Errors
 /// Values are wrong, or contradict each other.
-pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<ResolvedConfig, ConfigProblems> {
+pub fn resolve(
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+    any_name: bool,
+) -> Result<ResolvedConfig, ConfigProblems> {
     let mut resolver = ConfigResolver { any_name, ..ConfigResolver::new(loaded, machine) };
     let dirs = loaded.dirs(machine)?;
     let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
@@ -204,7 +209,7 @@ pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Res
         mitigations.push(own);
     }
     for (spec, (name, model)) in models.iter_mut().zip(&loaded.models) {
-        let shares = |other: &Model| other.groups.iter().any(|group| model.groups.contains(group));
+        let shares = |other: &ModelConfig| other.groups.iter().any(|group| model.groups.contains(group));
         let others = loaded.models.iter().filter(|(other, model)| other != name && shares(model));
         spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
         spec.loading.with = resolver.company(name, model);
@@ -257,7 +262,7 @@ pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Res
         canary: settings.canary,
         runtime_dir: dirs.runtime.clone(),
         state_dir: dirs.state.clone(),
-        watch: Watch { sensors: settings.sensors, child: settings.child },
+        watch: WatchConfig { sensors: settings.sensors, child: settings.child },
     };
     let ConfigResolver { problems, warnings, .. } = resolver;
     if !problems.is_empty() {
@@ -305,8 +310,8 @@ pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Res
 
 /// State of a resolution.
 pub(crate) struct ConfigResolver<'a> {
-    pub(crate) loaded: &'a Loaded,
-    pub(crate) machine: &'a Machine,
+    pub(crate) loaded: &'a LoadedConfig,
+    pub(crate) machine: &'a HostMachine,
     pub(crate) any_name: bool,
     pub(crate) problems: Vec<ConfigProblem>,
     pub(crate) warnings: Vec<ConfigProblem>,
@@ -315,7 +320,7 @@ pub(crate) struct ConfigResolver<'a> {
 
 impl<'a> ConfigResolver<'a> {
     /// Creates a resolver without findings.
-    pub(crate) fn new(loaded: &'a Loaded, machine: &'a Machine) -> Self {
+    pub(crate) fn new(loaded: &'a LoadedConfig, machine: &'a HostMachine) -> Self {
         Self {
             loaded,
             machine,
@@ -328,7 +333,7 @@ impl<'a> ConfigResolver<'a> {
 }
 
 impl ConfigResolver<'_> {
-    pub(crate) fn place(&self, path: &[&str]) -> Place {
+    pub(crate) fn place(&self, path: &[&str]) -> ConfigPlace {
         let path: Vec<String> = path.iter().map(|&key| key.to_owned()).collect();
         self.loaded.place(&path)
     }
@@ -422,7 +427,11 @@ impl ConfigResolver<'_> {
         }
     }
 
-    fn model(&mut self, name: &str, model: &Model) -> (ModelSpec, (Choice, Place), Mitigations) {
+    fn model(
+        &mut self,
+        name: &str,
+        model: &ModelConfig,
+    ) -> (ModelSpec, (BinaryChoice, ConfigPlace), ModelMitigations) {
         let mut args = model.args.clone();
         if let Some(file) = &model.model {
             if arguments::model(&args).is_some() {
@@ -455,7 +464,7 @@ impl ConfigResolver<'_> {
         let spec = ModelSpec {
             name: ModelName::new(name),
             aliases: model.aliases.clone(),
-            command: Command {
+            command: ServerCommand {
                 wrapper: model.wrapper.clone(),
                 binary: PathBuf::new(),
                 args,
@@ -489,7 +498,7 @@ impl ConfigResolver<'_> {
         (spec, self.choice(name, model), mitigations)
     }
 
-    fn choice(&mut self, name: &str, model: &Model) -> (Choice, Place) {
+    fn choice(&mut self, name: &str, model: &ModelConfig) -> (BinaryChoice, ConfigPlace) {
         match (&model.binary, &model.build) {
             (Some(_), Some(_)) => {
                 let place = self.place(&["models", name, "build"]);
@@ -498,20 +507,25 @@ impl ConfigResolver<'_> {
                     format!("model `{name}`: both `binary` and `build` say what to run"),
                 );
                 self.problems.push(problem.hint("keep one of them"));
-                (Choice::Newest, place)
+                (BinaryChoice::Newest, place)
             }
             // Search a bare word in PATH, like a shell.
             (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
                 let beside = self.absolute(binary);
-                let choice =
-                    if beside.is_file() { Choice::Path(beside) } else { Choice::InPath(binary.clone()) };
+                let choice = if beside.is_file() {
+                    BinaryChoice::Path(beside)
+                } else {
+                    BinaryChoice::InPath(binary.clone())
+                };
                 (choice, self.place(&["models", name, "binary"]))
             }
             (Some(binary), None) => {
-                (Choice::Path(self.absolute(binary)), self.place(&["models", name, "binary"]))
+                (BinaryChoice::Path(self.absolute(binary)), self.place(&["models", name, "binary"]))
             }
-            (None, Some(build)) => (Choice::Build(build.clone()), self.place(&["models", name, "build"])),
-            (None, None) => (Choice::Newest, self.place(&["models", name])),
+            (None, Some(build)) => {
+                (BinaryChoice::Build(build.clone()), self.place(&["models", name, "build"]))
+            }
+            (None, None) => (BinaryChoice::Newest, self.place(&["models", name])),
         }
     }
 }

@@ -5,36 +5,36 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use warden_patches::Catalogue as Sets;
-use warden_patches::mitigation::{Catalogue, ProvenanceFacts};
-use warden_patches::set::Origin;
+use warden_patches::SetCatalogue as Sets;
+use warden_patches::mitigation::{MitigationCatalogue, ProvenanceFacts};
+use warden_patches::set::SetOrigin;
 
 use super::ConfigResolver;
-use super::binary::Choice;
+use super::binary::BinaryChoice;
 use super::mitigations::catalogue;
 use super::store;
-use crate::machine::Machine;
-use crate::problem::{ConfigProblem, Place};
-use crate::settings::Model;
-use crate::source::layers::Loaded;
+use crate::machine::HostMachine;
+use crate::problem::{ConfigPlace, ConfigProblem};
+use crate::settings::ModelConfig;
+use crate::source::layers::LoadedConfig;
 
 /// Cache, so that each folder and each build is read once.
 #[derive(Debug, Default)]
 pub(crate) struct OwnSets {
     folders: Option<Arc<Sets>>,
-    lists: HashMap<Choice, Arc<Catalogue>>,
+    lists: HashMap<BinaryChoice, Arc<MitigationCatalogue>>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Loads the curated patch sets, and those of `paths.patches`.
     ///
     /// # Errors
     /// A set is broken, or its name is taken; the problem names file and line.
-    pub fn patch_sets(&self, machine: &Machine) -> Result<Sets, ConfigProblem> {
-        let broken = |error: &warden_patches::Error| {
+    pub fn patch_sets(&self, machine: &HostMachine) -> Result<Sets, ConfigProblem> {
+        let broken = |error: &warden_patches::PatchError| {
             let path = ["paths".to_owned(), "patches".to_owned()];
             let place =
-                if self.settings.paths.patches.is_empty() { Place::Nowhere } else { self.place(&path) };
+                if self.settings.paths.patches.is_empty() { ConfigPlace::Nowhere } else { self.place(&path) };
             ConfigProblem::new(place, format!("a patch set of `paths.patches`: {error}"))
                 .hint("`llama-warden patches list` tells when it is well; docs/patches.md explains sets of your own")
         };
@@ -50,7 +50,10 @@ impl Loaded {
 ///
 /// # Errors
 /// One of its fixes has a name that now means something else.
-pub fn with_build(list: Catalogue, build: &ProvenanceFacts) -> Result<Catalogue, warden_patches::Error> {
+pub fn with_build(
+    list: MitigationCatalogue,
+    build: &ProvenanceFacts,
+) -> Result<MitigationCatalogue, warden_patches::PatchError> {
     let fixes = build.own.iter().map(|(set, fix)| (set.as_str(), fix));
     list.with_own(fixes, &format!("build {}", build.id))
 }
@@ -59,8 +62,11 @@ pub fn with_build(list: Catalogue, build: &ProvenanceFacts) -> Result<Catalogue,
 ///
 /// # Errors
 /// A fix has a name that is taken.
-pub fn with_folders(mut list: Catalogue, sets: &Sets) -> Result<Catalogue, warden_patches::Error> {
-    for set in sets.sets().iter().filter(|set| set.origin != Origin::Embedded) {
+pub fn with_folders(
+    mut list: MitigationCatalogue,
+    sets: &Sets,
+) -> Result<MitigationCatalogue, warden_patches::PatchError> {
+    for set in sets.sets().iter().filter(|set| set.origin != SetOrigin::Embedded) {
         let fixes = set.fixes.iter().map(|fix| (set.id.as_str(), fix));
         list = list.with_own(fixes, &set.origin.to_string())?;
     }
@@ -73,7 +79,11 @@ impl ConfigResolver<'_> {
     ///
     /// # Errors
     /// The compiled-in list is broken.
-    pub(super) fn mitigations_for(&mut self, name: &str, model: &Model) -> Result<Arc<Catalogue>, String> {
+    pub(super) fn mitigations_for(
+        &mut self,
+        name: &str,
+        model: &ModelConfig,
+    ) -> Result<Arc<MitigationCatalogue>, String> {
         let curated = catalogue()?;
         // Drop problems of the choice: the resolution of the model reports them.
         let known = self.problems.len();
@@ -82,12 +92,12 @@ impl ConfigResolver<'_> {
         if let Some(list) = self.own.lists.get(&choice) {
             return Ok(Arc::clone(list));
         }
-        let mut list = Catalogue::clone(&curated);
+        let mut list = MitigationCatalogue::clone(&curated);
         if let Some(build) = self.built(&choice).filter(|build| !build.own.is_empty()) {
             list = with_build(list, &build).unwrap_or_else(|error| {
                 let problem = ConfigProblem::new(place, format!("model `{name}`: {error}"));
                 self.warnings.push(problem.hint("build it again, with the fix under another name"));
-                Catalogue::clone(&curated)
+                MitigationCatalogue::clone(&curated)
             });
         }
         if let Some(sets) = self.folders() {
@@ -119,12 +129,12 @@ impl ConfigResolver<'_> {
     }
 
     /// Facts from the provenance of a chosen build. Ignores a damaged store, which a start reports.
-    fn built(&self, choice: &Choice) -> Option<ProvenanceFacts> {
+    fn built(&self, choice: &BinaryChoice) -> Option<ProvenanceFacts> {
         let data = self.loaded.dirs(self.machine).ok()?.data;
         let id = match choice {
-            Choice::Build(id) => Some(id.as_str()),
-            Choice::Newest => None,
-            Choice::Path(_) | Choice::InPath(_) => return None,
+            BinaryChoice::Build(id) => Some(id.as_str()),
+            BinaryChoice::Newest => None,
+            BinaryChoice::Path(_) | BinaryChoice::InPath(_) => return None,
         };
         store::find(&data, id).ok().flatten()?.facts.provenance
     }

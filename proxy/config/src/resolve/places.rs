@@ -8,11 +8,11 @@ use warden_supervisor::SharedSpec;
 use crate::arguments;
 use crate::problem::ConfigProblem;
 use crate::resolve::ConfigResolver;
-use crate::resolve::dirs::Dirs;
+use crate::resolve::dirs::WardenDirs;
 
 impl ConfigResolver<'_> {
     /// Refuses an unsuitable `paths.runtime_dir`.
-    pub(crate) fn check_runtime_dir(&mut self, dirs: &Dirs, models: &[SharedSpec]) {
+    pub(crate) fn check_runtime_dir(&mut self, dirs: &WardenDirs, models: &[SharedSpec]) {
         if self.loaded.settings.paths.runtime_dir.is_none() {
             return;
         }
@@ -24,7 +24,7 @@ impl ConfigResolver<'_> {
     }
 
     /// Warns if data that should survive a reboot is kept in memory.
-    pub(crate) fn check_state_dir(&mut self, dirs: &Dirs) {
+    pub(crate) fn check_state_dir(&mut self, dirs: &WardenDirs) {
         for (key, named, dir, what) in [
             (
                 "state_dir",
@@ -48,7 +48,7 @@ impl ConfigResolver<'_> {
         }
     }
 
-    fn purpose(&self, base: &Path, dirs: &Dirs, models: &[SharedSpec]) -> Option<String> {
+    fn purpose(&self, base: &Path, dirs: &WardenDirs, models: &[SharedSpec]) -> Option<String> {
         if base == Path::new("/") {
             return Some("the root directory".to_owned());
         }
@@ -66,7 +66,7 @@ impl ConfigResolver<'_> {
         if let Some(spec) = model {
             return Some(format!("where the file of model `{}` is", spec.name));
         }
-        let store = warden_builder::Store::new(&dirs.data);
+        let store = warden_builder::BuildStore::new(&dirs.data);
         // Refuse only an existing store: an empty directory may serve both purposes.
         (store.root().is_dir() && (real(&dirs.data) == base || base.starts_with(real(store.root()))))
             .then(|| "where builds are kept".to_owned())
@@ -99,9 +99,9 @@ fn real(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use crate::machine::Machine;
+    use crate::machine::HostMachine;
     use crate::resolve::resolve;
-    use crate::source::layers::{Sources, load};
+    use crate::source::layers::{ConfigSources, load};
 
     /// Reports on a configuration with this directory, in a folder with a model, a store and a home.
     fn said(runtime_dir: &str) -> String {
@@ -117,17 +117,17 @@ mod tests {
              [models.m]\nmodel = '../models/m.gguf'\nbinary = '/bin/true'\n"
         );
         std::fs::write(&file, text).unwrap();
-        let mut machine = Machine::read();
+        let mut machine = HostMachine::read();
         machine.env = vec![("HOME".into(), dir.path().join("home").into())];
-        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
         resolve(&loaded, &machine, false).map_or_else(|problems| problems.to_string(), |_| String::new())
     }
 
     #[test]
     fn without_any_home_a_place_for_the_state_has_to_be_named() {
-        let mut machine = Machine::read();
+        let mut machine = HostMachine::read();
         machine.env.clear();
-        let loaded = load(Sources::default()).unwrap();
+        let loaded = load(ConfigSources::default()).unwrap();
         for listed in [None, Some("/")] {
             machine.listed_home = listed.map(Into::into);
             let refused = loaded.dirs(&machine).unwrap_err().to_string();
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(dirs.state, std::path::Path::new("/home/me/.local/state/llama-warden"));
         let flags =
             vec![crate::source::layers::FlagSetting::raw("--set", &["paths", "state_dir"], "/srv/state")];
-        let named = load(Sources { flags, ..Sources::default() }).unwrap();
+        let named = load(ConfigSources { flags, ..ConfigSources::default() }).unwrap();
         machine.listed_home = None;
         let dirs = named.dirs(&machine).unwrap();
         assert_eq!((dirs.state, dirs.cache), ("/srv/state".into(), "/srv/state/cache".into()));
@@ -177,8 +177,8 @@ mod tests {
         let text =
             "paths = { state_dir = 'not/there/yet' }\n[models.m]\nmodel = 'm.gguf'\nbinary = '/bin/true'\n";
         std::fs::write(&file, text).unwrap();
-        let machine = Machine::read();
-        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        let machine = HostMachine::read();
+        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
         let warnings = resolve(&loaded, &machine, false).unwrap().warnings;
         let said: Vec<String> = warnings.iter().map(ToString::to_string).collect();
         assert!(

@@ -4,11 +4,11 @@
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use warden_patches::prove::Proofs;
+use warden_patches::prove::ProofRecords;
 
-use crate::machine::Machine;
-use crate::problem::{ConfigProblem, Place};
-use crate::source::layers::Loaded;
+use crate::machine::HostMachine;
+use crate::problem::{ConfigPlace, ConfigProblem};
+use crate::source::layers::LoadedConfig;
 
 /// Name of the file.
 const PROOFS_FILE: &str = "verified.toml";
@@ -17,15 +17,15 @@ const PROOFS_FILE: &str = "verified.toml";
 ///
 /// # Errors
 /// There is neither a configuration file nor a home directory.
-pub fn file(loaded: &Loaded, machine: &Machine) -> Result<PathBuf, ConfigProblem> {
+pub fn file(loaded: &LoadedConfig, machine: &HostMachine) -> Result<PathBuf, ConfigProblem> {
     let beside = loaded.file.as_deref().map(|file| loaded_folder(machine, file));
     beside.or_else(|| machine.config_dir()).map(|folder| folder.join(PROOFS_FILE)).ok_or_else(|| {
-        ConfigProblem::new(Place::Nowhere, "there is no place to record it in: HOME is not set")
+        ConfigProblem::new(ConfigPlace::Nowhere, "there is no place to record it in: HOME is not set")
             .hint("name a configuration file with --config: the record lies beside it")
     })
 }
 
-fn loaded_folder(machine: &Machine, file: &Path) -> PathBuf {
+fn loaded_folder(machine: &HostMachine, file: &Path) -> PathBuf {
     let file = machine.cwd.join(file);
     file.parent().map_or_else(|| machine.cwd.clone(), Path::to_owned)
 }
@@ -34,22 +34,22 @@ fn loaded_folder(machine: &Machine, file: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The file exists and cannot be read or parsed.
-pub fn known(loaded: &Loaded, machine: &Machine) -> Result<Proofs, ConfigProblem> {
-    file(loaded, machine).map_or_else(|_| Ok(Proofs::default()), |file| read(&file))
+pub fn known(loaded: &LoadedConfig, machine: &HostMachine) -> Result<ProofRecords, ConfigProblem> {
+    file(loaded, machine).map_or_else(|_| Ok(ProofRecords::default()), |file| read(&file))
 }
 
 /// Reads the proofs of a file; empty without a file.
 ///
 /// # Errors
 /// The file exists and cannot be read or parsed. It stays unchanged.
-pub fn read(file: &Path) -> Result<Proofs, ConfigProblem> {
-    let place = || Place::File { path: file.to_owned(), line: 0 };
+pub fn read(file: &Path) -> Result<ProofRecords, ConfigProblem> {
+    let place = || ConfigPlace::File { path: file.to_owned(), line: 0 };
     let hint = "mend it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
     match std::fs::read_to_string(file) {
-        Ok(text) => Proofs::parse(&text).map_err(|why| {
+        Ok(text) => ProofRecords::parse(&text).map_err(|why| {
             ConfigProblem::new(place(), format!("this is no record of `patches prove`: {why}")).hint(hint)
         }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Proofs::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ProofRecords::default()),
         Err(error) => Err(ConfigProblem::new(place(), format!("cannot be read: {error}")).hint(hint)),
     }
 }
@@ -58,10 +58,10 @@ pub fn read(file: &Path) -> Result<Proofs, ConfigProblem> {
 ///
 /// # Errors
 /// The file cannot be written; the old one stays.
-pub fn write(file: &Path, proofs: &Proofs) -> Result<(), ConfigProblem> {
+pub fn write(file: &Path, proofs: &ProofRecords) -> Result<(), ConfigProblem> {
     let trouble = |error: &dyn std::fmt::Display| {
         ConfigProblem::new(
-            Place::File { path: file.to_owned(), line: 0 },
+            ConfigPlace::File { path: file.to_owned(), line: 0 },
             format!("cannot be written: {error}"),
         )
         .hint("what was shown is not recorded; make the folder writable, or name another configuration")
@@ -85,9 +85,9 @@ mod tests {
     fn what_cannot_be_understood_is_told_and_stays() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("deeper").join(PROOFS_FILE);
-        assert_eq!(read(&file).unwrap(), Proofs::default());
-        write(&file, &Proofs::default()).unwrap();
-        assert_eq!(read(&file).unwrap(), Proofs::default());
+        assert_eq!(read(&file).unwrap(), ProofRecords::default());
+        write(&file, &ProofRecords::default()).unwrap();
+        assert_eq!(read(&file).unwrap(), ProofRecords::default());
         std::fs::write(&file, "schema = 9\n").unwrap();
         let problem = read(&file).unwrap_err();
         assert!(problem.message.contains("version 9") && problem.hint.is_some(), "{problem}");

@@ -4,17 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warden_builder::verify::{HttpThreads, Measured, Remembered, StreamHead};
+use warden_builder::verify::{HttpThreads, MeasurementCache, ServerBehaviour, StreamHead};
 use warden_policies::ServerFacts;
 use warden_policies::server_facts;
 use warden_policies::server_flags::FlagList;
-use warden_supervisor::Command;
+use warden_supervisor::ServerCommand;
 
 use crate::arguments;
 
 /// A binary with missing measurements, usually one that llama-warden did not build.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unmeasured {
+pub struct UnmeasuredBinary {
     /// Path of the binary.
     pub binary: PathBuf,
     /// Key of its measurements.
@@ -23,37 +23,37 @@ pub struct Unmeasured {
 
 /// Known behaviour of a binary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct ServerKnowledge {
     /// Measurements, or what its `--help` says.
-    pub measured: Measured,
+    pub measured: ServerBehaviour,
     /// Set if it must be measured.
-    pub unmeasured: Option<Unmeasured>,
+    pub unmeasured: Option<UnmeasuredBinary>,
     /// See [`ServerFacts::slot_files`].
     pub slot_files: Option<bool>,
     /// Flags that it lists; `None` if it lists none.
     pub flags: Option<Arc<FlagList>>,
 }
 
-impl Known {
+impl ServerKnowledge {
     /// Recalls the measurements of a foreign binary. `version` is its output of `--version`.
     pub fn remembered(cache: &Path, binary: &Path, version: &str) -> Self {
-        let Some(identity) = Remembered::identity(binary, version) else { return Self::default() };
-        let recalled = Remembered::new(cache).read(&identity);
+        let Some(identity) = MeasurementCache::identity(binary, version) else { return Self::default() };
+        let recalled = MeasurementCache::new(cache).read(&identity);
         let measured = recalled.map(|recalled| recalled.measured).unwrap_or_default();
         let is_complete = recalled.is_some_and(|recalled| recalled.is_complete);
-        let unmeasured = (!is_complete).then(|| Unmeasured { binary: binary.to_owned(), identity });
+        let unmeasured = (!is_complete).then(|| UnmeasuredBinary { binary: binary.to_owned(), identity });
         Self { measured, unmeasured, ..Self::default() }
     }
 
     /// Behaviour of a build of the store, from its provenance. Adds later measurements for checks that are
     /// newer than the build.
-    pub fn built(measured: Measured, cache: &Path, binary: &Path, version: &str) -> Self {
+    pub fn built(measured: ServerBehaviour, cache: &Path, binary: &Path, version: &str) -> Self {
         if measured.discards_bodies.is_some() {
             return Self { measured, ..Self::default() };
         }
         let since = Self::remembered(cache, binary, version);
         let discards_bodies = since.measured.discards_bodies;
-        Self { measured: Measured { discards_bodies, ..measured }, ..since }
+        Self { measured: ServerBehaviour { discards_bodies, ..measured }, ..since }
     }
 }
 
@@ -72,12 +72,12 @@ pub fn slot_files_in(help: &str) -> Option<bool> {
 }
 
 /// Facts about a model's server with this command. `cores` is the number of usable processors.
-pub fn of(measured: Measured, command: &Command, cores: usize) -> ServerFacts {
+pub fn of(measured: ServerBehaviour, command: &ServerCommand, cores: usize) -> ServerFacts {
     ServerFacts {
         stream_head: match measured.stream_head {
-            Some(StreamHead::BeforeFirstToken) => server_facts::StreamHead::BeforeFirstToken,
-            Some(StreamHead::AfterFirstToken) => server_facts::StreamHead::AfterFirstToken,
-            None => server_facts::StreamHead::Unknown,
+            Some(StreamHead::BeforeFirstToken) => server_facts::StreamHeadTime::BeforeFirstToken,
+            Some(StreamHead::AfterFirstToken) => server_facts::StreamHeadTime::AfterFirstToken,
+            None => server_facts::StreamHeadTime::Unknown,
         },
         unix_sockets: measured.unix_sockets,
         http_threads: measured.http_threads.map(|threads| match threads {
@@ -92,7 +92,7 @@ pub fn of(measured: Measured, command: &Command, cores: usize) -> ServerFacts {
 
 /// Number of HTTP threads of a server with a fixed number: the configured one, else by the common rule: two
 /// more than slots, and at least processors minus one. Slots chosen by the server count as one.
-fn fixed_http_threads(command: &Command, cores: usize) -> u32 {
+fn fixed_http_threads(command: &ServerCommand, cores: usize) -> u32 {
     let variable = |name: &str| {
         let set = command.env.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
         set.and_then(|value| value.parse::<u32>().ok())
@@ -110,17 +110,17 @@ fn fixed_http_threads(command: &Command, cores: usize) -> u32 {
 mod tests {
     use super::*;
 
-    fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
-        Command {
+    fn command(args: &[&str], env: &[(&str, &str)]) -> ServerCommand {
+        ServerCommand {
             args: args.iter().map(|&word| word.to_owned()).collect(),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            ..Command::bare("/x".into())
+            ..ServerCommand::bare("/x".into())
         }
     }
 
     #[test]
     fn what_is_not_measured_is_unknown() {
-        assert_eq!(of(Measured::default(), &command(&[], &[]), 4), ServerFacts::default());
+        assert_eq!(of(ServerBehaviour::default(), &command(&[], &[]), 4), ServerFacts::default());
     }
 
     #[test]
@@ -128,26 +128,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (cache, binary) = (folder.path(), folder.path().join("llama-server"));
         std::fs::write(&binary, "x").unwrap();
-        let new = Measured { discards_bodies: Some(true), ..Measured::default() };
-        assert_eq!(Known::built(new, cache, &binary, "v").unmeasured, None);
-        let old = Measured { unix_sockets: Some(true), ..Measured::default() };
-        let known = Known::built(old, cache, &binary, "v");
+        let new = ServerBehaviour { discards_bodies: Some(true), ..ServerBehaviour::default() };
+        assert_eq!(ServerKnowledge::built(new, cache, &binary, "v").unmeasured, None);
+        let old = ServerBehaviour { unix_sockets: Some(true), ..ServerBehaviour::default() };
+        let known = ServerKnowledge::built(old, cache, &binary, "v");
         assert_eq!(known.measured, old, "unknown until it is measured");
         let identity = known.unmeasured.unwrap().identity;
-        let found = Measured { discards_bodies: Some(false), ..Measured::default() };
-        Remembered::new(cache).write(&identity, &binary, found).unwrap();
-        let known = Known::built(old, cache, &binary, "v");
-        assert_eq!(known.measured, Measured { discards_bodies: Some(false), ..old });
+        let found = ServerBehaviour { discards_bodies: Some(false), ..ServerBehaviour::default() };
+        MeasurementCache::new(cache).write(&identity, &binary, found).unwrap();
+        let known = ServerKnowledge::built(old, cache, &binary, "v");
+        assert_eq!(known.measured, ServerBehaviour { discards_bodies: Some(false), ..old });
         assert_eq!(known.unmeasured, None);
         // A failed measurement is not repeated at every start.
-        Remembered::new(cache).write(&identity, &binary, Measured::default()).unwrap();
-        assert_eq!(Known::built(old, cache, &binary, "v").unmeasured, None);
+        MeasurementCache::new(cache).write(&identity, &binary, ServerBehaviour::default()).unwrap();
+        assert_eq!(ServerKnowledge::built(old, cache, &binary, "v").unmeasured, None);
     }
 
     #[test]
     fn threads_are_counted_by_the_flags_of_the_model() {
         let threads = |measured, args: &[&str], env: &[(&str, &str)], cores| {
-            let measured = Measured { http_threads: Some(measured), ..Measured::default() };
+            let measured = ServerBehaviour { http_threads: Some(measured), ..ServerBehaviour::default() };
             of(measured, &command(args, env), cores).http_threads.unwrap()
         };
         assert_eq!(threads(HttpThreads::OnDemand, &[], &[], 2), ServerFacts::THREADS_ON_DEMAND);

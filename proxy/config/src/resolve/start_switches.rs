@@ -1,11 +1,13 @@
 //! Switches to try if a model's llama-server dies while it loads: mitigations that the binary supports and
 //! the command line does not have, in the order of trial.
 
-use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit};
+use warden_patches::mitigation::{
+    BuildFacts, MitigationAction, MitigationCatalogue, MitigationEffect, MitigationFit,
+};
 use warden_policies::server_flags::FlagList;
 use warden_policies::start_search::{StartSwitch, configuration_line};
 
-use super::mitigations::Mitigations;
+use super::mitigations::ModelMitigations;
 use crate::arguments;
 
 /// Layer count above that of the largest models; a count from here on means all layers.
@@ -17,7 +19,7 @@ const UNQUANTISED_CACHE_TYPES: [&str; 3] = ["f16", "f32", "bf16"];
 /// the model is llama-server's own command line.
 pub(super) fn find(
     model: &str,
-    mitigations: &Mitigations,
+    mitigations: &ModelMitigations,
     build: &BuildFacts,
     flags: Option<&FlagList>,
     typed: bool,
@@ -43,7 +45,7 @@ pub(super) fn find(
 }
 
 /// Items of the list. Offers half of the GPU layers before none, if their number is given.
-fn candidate_items(list: &Catalogue, args: &[String]) -> Vec<String> {
+fn candidate_items(list: &MitigationCatalogue, args: &[String]) -> Vec<String> {
     let half = |item: &String| {
         let names = ["--gpu-layers", "--n-gpu-layers", "-ngl"].map(str::to_owned);
         let (given, _) = arguments::given(args, &names, &[]).filter(|_| item == "gpu-layers=0")?;
@@ -55,8 +57,8 @@ fn candidate_items(list: &Catalogue, args: &[String]) -> Vec<String> {
 
 /// Offers an effect if it applies. `line` of the switch names words of `args` that it overrules.
 fn offer(
-    list: &Catalogue,
-    effect: &Effect,
+    list: &MitigationCatalogue,
+    effect: &MitigationEffect,
     item: String,
     args: &[String],
     env: &[(String, String)],
@@ -64,7 +66,7 @@ fn offer(
     flags: Option<&FlagList>,
 ) -> Option<StartSwitch> {
     // Trust the flags of the binary more than a note about its build number.
-    if matches!(effect.fit(build), Fit::LeftOut(_) | Fit::Missing { .. }) {
+    if matches!(effect.fit(build), MitigationFit::LeftOut(_) | MitigationFit::Missing { .. }) {
         return None;
     }
     let entry = list.mitigation(&effect.mitigation.id)?;
@@ -76,10 +78,10 @@ fn offer(
     };
     let variable = |name: &String| env.iter().any(|(own, _)| own == name);
     match &entry.action {
-        Action::Variable { .. } => {
+        MitigationAction::Variable { .. } => {
             switch.env = effect.set.iter().filter(|(name, _)| !variable(name)).cloned().collect();
         }
-        Action::Flags { .. } => {
+        MitigationAction::Flags { .. } => {
             let known = flags?;
             for flag in &effect.flags {
                 let words = known.translate(&flag.words).words;
@@ -108,7 +110,9 @@ fn offer(
                 return None;
             }
         }
-        Action::Patch { .. } | Action::Unset { .. } | Action::BuildOption { .. } => return None,
+        MitigationAction::Patch { .. }
+        | MitigationAction::Unset { .. }
+        | MitigationAction::BuildOption { .. } => return None,
     }
     (!switch.args.is_empty() || !switch.env.is_empty()).then_some(switch)
 }

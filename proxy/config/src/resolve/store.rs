@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use warden_builder::{Error, Store};
+use warden_builder::{BuildStore, BuilderError};
 
 use super::binary::{self, StoreBuild};
-use crate::machine::Machine;
+use crate::machine::HostMachine;
 use crate::problem::ConfigProblems;
 use crate::resolve::ResolvedConfig;
 
@@ -13,7 +13,7 @@ use crate::resolve::ResolvedConfig;
 ///
 /// # Errors
 /// The errors of [`binary::fill`].
-pub async fn fill(resolved: &mut ResolvedConfig, machine: &Machine) -> Result<(), ConfigProblems> {
+pub async fn fill(resolved: &mut ResolvedConfig, machine: &HostMachine) -> Result<(), ConfigProblems> {
     let (data, other) = (resolved.dirs.data.clone(), resolved.other_store.clone());
     let look = |id: Option<&str>| match (find(&data, id)?, &other) {
         (None, Some(other)) if id.is_some() => find(other, id),
@@ -27,7 +27,7 @@ pub async fn fill(resolved: &mut ResolvedConfig, machine: &Machine) -> Result<()
 /// # Errors
 /// The prefix fits several builds, or the build is damaged.
 pub fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
-    let store = Store::new(data_dir);
+    let store = BuildStore::new(data_dir);
     let found = match id {
         Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)),
         None => match store.in_use() {
@@ -42,7 +42,7 @@ pub fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, Str
     });
     match build {
         Ok(build) => Ok(Some(build)),
-        Err(Error::NoSuchBuild { .. }) => Ok(None),
+        Err(BuilderError::NoSuchBuild { .. }) => Ok(None),
         Err(error) => Err(error.to_string()),
     }
 }

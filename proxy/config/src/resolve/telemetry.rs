@@ -7,7 +7,7 @@ use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Uri};
 use warden_gateway::percent_decoded;
 use warden_policies::{defaults, secrets};
-use warden_supervisor::Origin;
+use warden_supervisor::RemoteOrigin;
 
 use super::ConfigResolver;
 use crate::problem::ConfigProblem;
@@ -23,9 +23,9 @@ const DEFAULT_SERVICE_NAME: &str = "llama-warden";
 
 /// An OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Collector {
+pub struct TraceCollector {
     /// Address of the collector.
-    pub origin: Origin,
+    pub origin: RemoteOrigin,
     /// The whole path.
     pub path: String,
     /// Additional headers; their values are secrets.
@@ -38,7 +38,7 @@ pub struct Collector {
 
 impl ConfigResolver<'_> {
     /// Resolves the collector, if one is configured.
-    pub(super) fn collector(&mut self) -> Option<Collector> {
+    pub(super) fn collector(&mut self) -> Option<TraceCollector> {
         let numbers = self.loaded.settings.telemetry.clone();
         let written = numbers.endpoint.clone();
         let (origin, path) = if written.is_empty() {
@@ -65,7 +65,7 @@ impl ConfigResolver<'_> {
             let message = "`telemetry`: the collector's headers go over the network for anybody to read";
             self.warnings.push(ConfigProblem::new(place, message).hint("use an `https://` endpoint"));
         }
-        Some(Collector { origin, path, headers, resource: self.resource(), numbers })
+        Some(TraceCollector { origin, path, headers, resource: self.resource(), numbers })
     }
 
     fn variable(&self, name: &str) -> Option<String> {
@@ -84,7 +84,7 @@ impl ConfigResolver<'_> {
         self.warnings.push(ConfigProblem::new(place, message).hint(hint));
     }
 
-    fn endpoint_from_variables(&mut self) -> Option<(Origin, String)> {
+    fn endpoint_from_variables(&mut self) -> Option<(RemoteOrigin, String)> {
         let of_traces = self.variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
         let is_for_all = of_traces.is_none();
         let written = of_traces.or_else(|| self.variable("OTEL_EXPORTER_OTLP_ENDPOINT"))?;
@@ -179,7 +179,7 @@ impl ConfigResolver<'_> {
 }
 
 /// Parses an endpoint. With `adds`, it is for all signals, and the path for traces is added.
-fn endpoint(text: &str, adds: bool) -> Result<(Origin, String), String> {
+fn endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no address: {error}"))?;
     if uri.query().is_some() {
         return Err("it has a `?` in it".to_owned());
@@ -187,7 +187,7 @@ fn endpoint(text: &str, adds: bool) -> Result<(Origin, String), String> {
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
         return Err("it begins neither with `https://` nor with `http://`".to_owned());
     };
-    let origin = Origin::parse(&format!("{scheme}://{authority}"), None)?;
+    let origin = RemoteOrigin::parse(&format!("{scheme}://{authority}"), None)?;
     let path = match (adds, uri.path()) {
         (true, path) => format!("{}{TRACES_PATH}", path.trim_end_matches('/')),
         (false, path) => path.to_owned(),

@@ -1,10 +1,10 @@
 //! Tests the resolution of the collector from files and variables.
 
 use super::*;
-use crate::machine::Machine;
+use crate::machine::HostMachine;
 use crate::problem::ConfigProblems;
 use crate::resolve::{ResolvedConfig, resolve};
-use crate::source::layers::{Sources, load};
+use crate::source::layers::{ConfigSources, load};
 
 /// Resolves this `[telemetry]`, a file of headers next to it, and these variables.
 fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<ResolvedConfig, String> {
@@ -17,14 +17,14 @@ fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<ResolvedCo
     std::fs::write(&path, format!("[telemetry]\n{text}\n[remotes.x]\nurl = \"http://127.0.0.1:1\"\n"))
         .unwrap();
     let told = |problems: ConfigProblems| problems.lines().join("\n");
-    let loaded = load(Sources { file: Some(path), ..Sources::default() }).map_err(told)?;
-    let mut machine = Machine::read();
+    let loaded = load(ConfigSources { file: Some(path), ..ConfigSources::default() }).map_err(told)?;
+    let mut machine = HostMachine::read();
     machine.env.retain(|(name, _)| !name.to_string_lossy().starts_with("OTEL_"));
     machine.env.extend(variables.iter().map(|(name, value)| (name.into(), value.into())));
     resolve(&loaded, &machine, false).map_err(told)
 }
 
-fn collector(text: &str, file: &str, variables: &[(&str, &str)]) -> Option<Collector> {
+fn collector(text: &str, file: &str, variables: &[(&str, &str)]) -> Option<TraceCollector> {
     let resolved = read(text, file, variables).unwrap();
     assert!(resolved.warnings.is_empty(), "{:?}", resolved.warnings);
     resolved.collector

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use warden_gateway::{Tls, TlsFiles};
+use warden_gateway::{TlsFiles, TlsState};
 use warden_policies::defaults;
 
-use crate::problem::{ConfigProblem, Place};
+use crate::problem::{ConfigPlace, ConfigProblem};
 use crate::resolve::ConfigResolver;
 
 impl ConfigResolver<'_> {
@@ -25,7 +25,7 @@ impl ConfigResolver<'_> {
 
     fn check_tls(&mut self, files: TlsFiles, h2: bool) {
         let place = |resolver: &Self, key| match resolver.place(&["server", key]) {
-            Place::Default => Place::Nowhere,
+            ConfigPlace::Default => ConfigPlace::Nowhere,
             place => place,
         };
         if readable_by_all(&files.key) {
@@ -33,7 +33,7 @@ impl ConfigResolver<'_> {
             let problem = ConfigProblem::new(place(self, "tls_key"), message);
             self.warnings.push(problem.hint(format!("run `chmod o-r {}`", files.key.display())));
         }
-        if let Err(error) = Tls::load(files, h2) {
+        if let Err(error) = TlsState::load(files, h2) {
             let place = place(
                 self,
                 if self.loaded.settings.server.tls_cert.is_empty() { "tls_key" } else { "tls_cert" },

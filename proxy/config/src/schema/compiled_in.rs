@@ -15,32 +15,32 @@
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
-use warden_policies::defaults::{self, Key, Section};
+use warden_policies::defaults::{self, DefaultsKey, DefaultsSection};
 
-use crate::problem::{ConfigProblem, Place, dotted};
+use crate::problem::{ConfigPlace, ConfigProblem, dotted};
 use crate::schema;
-use crate::source::tree::{ConfigNode, Kind};
+use crate::source::tree::{ConfigNode, ConfigValue};
 
 /// The table in which compiled-in numbers can be set.
 pub(crate) const INTERNAL: &str = "internal";
 
 /// A section of `defaults.toml`.
-struct Part {
+struct CompiledSection {
     name: &'static str,
     /// Path of its keys in a configuration; `None` if nothing can set them.
     home: Option<&'static [&'static str]>,
-    keys: &'static [Key],
+    keys: &'static [DefaultsKey],
 }
 
-const fn part<T: Section>(home: &'static [&'static str]) -> Part {
-    Part { name: T::NAME, home: Some(home), keys: T::KEYS }
+const fn part<T: DefaultsSection>(home: &'static [&'static str]) -> CompiledSection {
+    CompiledSection { name: T::NAME, home: Some(home), keys: T::KEYS }
 }
 
-const fn fixed<T: Section>() -> Part {
-    Part { name: T::NAME, home: None, keys: T::KEYS }
+const fn fixed<T: DefaultsSection>() -> CompiledSection {
+    CompiledSection { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 27] = [
+static PARTS: [CompiledSection; 27] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
@@ -70,8 +70,8 @@ static PARTS: [Part; 27] = [
     fixed::<defaults::StartSearch>(),
 ];
 
-impl Part {
-    fn hidden(&self) -> impl Iterator<Item = &Key> {
+impl CompiledSection {
+    fn hidden(&self) -> impl Iterator<Item = &DefaultsKey> {
         self.keys.iter().filter(|key| !key.is_public)
     }
 
@@ -89,7 +89,7 @@ pub(crate) fn home(section: &str) -> Option<Vec<String>> {
 /// The section in which a key at this path is a compiled-in number. A model's tables count as those for all
 /// models. `bare` means a file with the keys of one policy, whose keys are in no section, so that only the
 /// name decides.
-fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static Part> {
+fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static CompiledSection> {
     let path: Vec<&str> = match path {
         [models, _, rest @ ..] if models == "models" => {
             std::iter::once("defaults").chain(rest.iter().map(String::as_str)).collect()
@@ -108,12 +108,12 @@ pub(crate) fn is_compiled_in(path: &[String], key: &str) -> bool {
 
 /// Returns whether this is a section without public keys.
 pub(crate) fn is_section(path: &[String], key: &str) -> bool {
-    let all_hidden = |part: &Part| part.keys.iter().all(|key| !key.is_public);
+    let all_hidden = |part: &CompiledSection| part.keys.iter().all(|key| !key.is_public);
     path.is_empty() && PARTS.iter().any(|part| part.name == key && all_hidden(part))
 }
 
 /// The problem of a compiled-in number that is set outside of `[internal]`.
-pub(crate) fn refusal(place: Place, path: &[String], key: &str, bare: bool) -> Option<ConfigProblem> {
+pub(crate) fn refusal(place: ConfigPlace, path: &[String], key: &str, bare: bool) -> Option<ConfigProblem> {
     let part = section_of(path, key, bare)?;
     let full: Vec<String> = path.iter().cloned().chain([key.to_owned()]).collect();
     let value = schema::default_text(part.name, key).map(|value| format!(", `{value}`,")).unwrap_or_default();
@@ -148,9 +148,11 @@ pub(crate) fn internal() -> &'static Value {
 pub(crate) fn take(tree: &mut ConfigNode) -> Vec<(String, Option<usize>)> {
     let mut taken = Vec::new();
     let Some(internal) = tree.take(INTERNAL) else { return taken };
-    let Kind::Table(sections) = internal.value.kind else { return taken };
+    let ConfigValue::Table(sections) = internal.value.kind else { return taken };
     for section in sections {
-        let (Some(home), Kind::Table(keys)) = (home(&section.key), section.value.kind) else { continue };
+        let (Some(home), ConfigValue::Table(keys)) = (home(&section.key), section.value.kind) else {
+            continue;
+        };
         for key in keys {
             let byte = key.key_span.or_else(|| key.value.span.clone()).map(|span| span.start);
             taken.push((format!("{INTERNAL}.{}.{}", section.key, key.key), byte));
@@ -175,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_section_of_the_defaults_is_a_part_with_the_same_keys() {
-        let document: toml::Table = toml::from_str(defaults::TEXT).unwrap();
+        let document: toml::Table = toml::from_str(defaults::DEFAULTS_TEXT).unwrap();
         assert_eq!(document.len(), PARTS.len());
         for part in &PARTS {
             let mut written: Vec<&str> =

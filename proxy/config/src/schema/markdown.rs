@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::values::accepts;
-use crate::schema::{DEFAULT, format, root};
+use crate::schema::{DEFAULT_PREFIX, format, root};
 
 /// Sections with a table, each with its path in the schema; `*` stands for any name.
 const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
@@ -38,7 +38,7 @@ const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
 ];
 
 /// Mark behind each table in a page.
-pub const END: &str = "<!-- end -->\n";
+pub const TABLE_END_MARK: &str = "<!-- end -->\n";
 
 /// Prints all tables.
 pub fn tables() -> String {
@@ -49,7 +49,7 @@ fn table(section: &str, path: &[&str]) -> String {
     let rows: String = keys(at(path), "").iter().map(|(key, schema)| row(key, schema)).collect();
     let head =
         "| key | takes | default | what it means, and why the default is what it is |\n|---|---|---|---|\n";
-    format!("{}{head}{rows}{END}", start(section))
+    format!("{}{head}{rows}{TABLE_END_MARK}", start(section))
 }
 
 fn start(section: &str) -> String {
@@ -79,7 +79,7 @@ fn keys<'a>(schema: &'a Value, prefix: &str) -> Vec<(String, &'a Value)> {
 
 fn row(key: &str, schema: &Value) -> String {
     let text = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
-    let (meaning, rest) = text.split_once(DEFAULT).unwrap_or((&text, "none."));
+    let (meaning, rest) = text.split_once(DEFAULT_PREFIX).unwrap_or((&text, "none."));
     let (default, reason) = if schema["default"].is_null() {
         let (default, reason) = rest.split_once(". ").unwrap_or((rest.trim_end_matches('.'), ""));
         (default.to_owned(), reason)

@@ -22,12 +22,14 @@ use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 use warden_policies::ByteSize;
-use warden_policies::defaults::{Key, Section, TEXT, Takes, parse_duration};
+use warden_policies::defaults::{
+    AcceptedValues, DEFAULTS_TEXT, DefaultsKey, DefaultsSection, parse_duration,
+};
 
-use crate::settings::{Model, Settings};
+use crate::settings::{ConfigSettings, ModelConfig};
 
 /// In the description of a key, precedes its default and the reason.
-pub const DEFAULT: &str = "Default: ";
+pub const DEFAULT_PREFIX: &str = "Default: ";
 
 /// The schema of a whole configuration file.
 pub fn root() -> &'static Value {
@@ -46,7 +48,7 @@ pub fn root() -> &'static Value {
                     schema.remove("default");
                 }
             }));
-        let mut root = settings.into_generator().into_root_schema_for::<Settings>();
+        let mut root = settings.into_generator().into_root_schema_for::<ConfigSettings>();
         root.insert("title".to_owned(), json!("llama-warden configuration"));
         root.to_value()
     });
@@ -75,9 +77,9 @@ pub mod format {
     /// A duration that is long enough to do work in, and bounded.
     pub const LIMIT_OF_WORK: &str = "limit-of-work";
     /// Schema key with the shortest accepted duration.
-    pub const LEAST: &str = "x-least";
+    pub const MIN_DURATION: &str = "x-least";
     /// Schema key with the longest accepted duration.
-    pub const MOST: &str = "x-most";
+    pub const MAX_DURATION: &str = "x-most";
     /// `12GiB`, or a number of bytes.
     pub const SIZE: &str = "size";
     /// `12GiB`, or `80%`.
@@ -110,7 +112,7 @@ pub fn paths(_: &mut SchemaGenerator) -> Schema {
 
 /// An age, such as `24h`; at least 1 s, because a shorter one is always exceeded.
 pub fn age(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "format": format::DURATION, format::LEAST: "1s", "examples": ["24h", "7d"] })
+    json_schema!({ "type": "string", "format": format::DURATION, format::MIN_DURATION: "1s", "examples": ["24h", "7d"] })
 }
 
 /// A budget, such as `12GiB` or `80%`.
@@ -147,9 +149,9 @@ pub fn parameters(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// The public keys of a section of the defaults.
-pub struct Of<T>(std::marker::PhantomData<T>);
+pub struct SectionSchema<T>(std::marker::PhantomData<T>);
 
-impl<T: Section> JsonSchema for Of<T> {
+impl<T: DefaultsSection> JsonSchema for SectionSchema<T> {
     fn schema_name() -> Cow<'static, str> {
         T::NAME.into()
     }
@@ -162,9 +164,9 @@ impl<T: Section> JsonSchema for Of<T> {
 }
 
 /// A table whose name the operator chooses.
-pub struct One<T>(std::marker::PhantomData<T>);
+pub struct NamedTable<T>(std::marker::PhantomData<T>);
 
-impl<T: JsonSchema> JsonSchema for One<T> {
+impl<T: JsonSchema> JsonSchema for NamedTable<T> {
     fn schema_name() -> Cow<'static, str> {
         format!("One{}", T::schema_name()).into()
     }
@@ -191,7 +193,7 @@ impl JsonSchema for AllModels {
         true
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        close_schema(Model::json_schema(generator), &SINGLE_MODEL_KEYS)
+        close_schema(ModelConfig::json_schema(generator), &SINGLE_MODEL_KEYS)
     }
 }
 
@@ -204,7 +206,7 @@ fn close_schema(mut schema: Schema, without: &[&str]) -> Schema {
 }
 
 /// The schema of some keys of a section of `defaults.toml`.
-pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a Key>) -> Schema {
+pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a DefaultsKey>) -> Schema {
     let mut properties = Map::new();
     let table = defaults_document().get(name).and_then(toml_edit::Item::as_table);
     for key in keys {
@@ -212,14 +214,14 @@ pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a Key>) -> Sc
             continue;
         };
         let meaning = key.meaning.trim();
-        if let Some(names) = item.as_table().filter(|_| key.takes == Takes::Sources) {
+        if let Some(names) = item.as_table().filter(|_| key.takes == AcceptedValues::Sources) {
             properties.insert(key.name.to_owned(), extensible_table(names, meaning));
             continue;
         }
         let Some(value) = item.as_value() else { continue };
         let mut schema = value_schema(key.takes, value);
         let reason = table.key(key.name).map(reason).unwrap_or_default();
-        let text = format!("{meaning} {DEFAULT}{}. {reason}", value.to_string().trim());
+        let text = format!("{meaning} {DEFAULT_PREFIX}{}. {reason}", value.to_string().trim());
         schema.insert("description".to_owned(), json!(text));
         schema.insert("default".to_owned(), plain(value));
         properties.insert(key.name.to_owned(), Value::Object(schema));
@@ -242,7 +244,7 @@ fn extensible_table(table: &toml_edit::Table, meaning: &str) -> Value {
     let known = table.iter().filter_map(|(key, item)| {
         let value = item.as_value()?;
         let reason = table.key(key).map(reason).unwrap_or_default();
-        let text = format!("{DEFAULT}{}. {reason}", value.to_string().trim());
+        let text = format!("{DEFAULT_PREFIX}{}. {reason}", value.to_string().trim());
         Some((
             key.to_owned(),
             json!({ "type": "string", "format": format::GIT, "description": text, "default": plain(value) }),
@@ -258,7 +260,8 @@ fn extensible_table(table: &toml_edit::Table, meaning: &str) -> Value {
 
 /// `defaults.toml` with its comments.
 fn defaults_document() -> &'static toml_edit::DocumentMut {
-    static DOCUMENT: LazyLock<toml_edit::DocumentMut> = LazyLock::new(|| TEXT.parse().unwrap_or_default());
+    static DOCUMENT: LazyLock<toml_edit::DocumentMut> =
+        LazyLock::new(|| DEFAULTS_TEXT.parse().unwrap_or_default());
     &DOCUMENT
 }
 
@@ -269,25 +272,25 @@ fn reason(key: &toml_edit::Key) -> String {
     lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-fn value_schema(takes: Takes, default: &toml_edit::Value) -> Map<String, Value> {
+fn value_schema(takes: AcceptedValues, default: &toml_edit::Value) -> Map<String, Value> {
     let schema = match takes {
-        Takes::Usual | Takes::Sources => schema_of_default(default),
-        Takes::Path => json!({ "type": "string", "format": format::PATH }),
-        Takes::OneOf(words) => json!({ "type": "string", "enum": words }),
-        Takes::Whole(least, i64::MAX) => json!({ "type": "integer", "minimum": least }),
-        Takes::Whole(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
-        Takes::Share => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
-        Takes::AtLeast(least) => {
-            json!({ "type": "string", "format": format::DURATION, format::LEAST: least })
+        AcceptedValues::Usual | AcceptedValues::Sources => schema_of_default(default),
+        AcceptedValues::Path => json!({ "type": "string", "format": format::PATH }),
+        AcceptedValues::OneOf(words) => json!({ "type": "string", "enum": words }),
+        AcceptedValues::Whole(least, i64::MAX) => json!({ "type": "integer", "minimum": least }),
+        AcceptedValues::Whole(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        AcceptedValues::Share => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
+        AcceptedValues::AtLeast(least) => {
+            json!({ "type": "string", "format": format::DURATION, format::MIN_DURATION: least })
         }
-        Takes::Within(least, most) => {
-            json!({ "type": "string", "format": format::LIMIT_OF_WORK, format::LEAST: least, format::MOST: most })
+        AcceptedValues::Within(least, most) => {
+            json!({ "type": "string", "format": format::LIMIT_OF_WORK, format::MIN_DURATION: least, format::MAX_DURATION: most })
         }
-        Takes::Origins => json!({
+        AcceptedValues::Origins => json!({
             "type": ["string", "array"], "items": { "type": "string" }, "format": format::ORIGINS,
             "examples": ["mirror", "off", ["https://app.example"]],
         }),
-        Takes::Names => json!({
+        AcceptedValues::Names => json!({
             "type": ["string", "array"], "items": { "type": "string" }, "format": format::NAMES,
             "examples": ["auto", "any", ["llm.example"]],
         }),

@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use super::compiled_in;
 use super::values::{accepts, check_value, typed};
-use crate::problem::{ConfigProblem, Place, alike, dotted};
+use crate::problem::{ConfigPlace, ConfigProblem, alike, dotted};
 use crate::schema::root;
-use crate::source::tree::{ConfigNode, Entry, Kind};
+use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
 /// Returns the place of a byte offset.
-pub type PlaceOfByte<'a> = &'a dyn Fn(Option<usize>) -> Place;
+pub type PlaceOfByte<'a> = &'a dyn Fn(Option<usize>) -> ConfigPlace;
 
 /// Validates a whole tree, and types raw text.
 pub fn validate(tree: &mut ConfigNode, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
@@ -34,7 +34,7 @@ struct TreeValidator<'a> {
 
 impl TreeValidator<'_> {
     fn check(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
-        if let Kind::Raw(text) = &node.kind {
+        if let ConfigValue::Raw(text) = &node.kind {
             node.kind = typed(text, schema);
         }
         if schema["format"].is_null() && !schema["enum"].is_array() {
@@ -57,7 +57,7 @@ impl TreeValidator<'_> {
 
     fn check_list(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         let noun = node.noun();
-        let Kind::List(items) = &mut node.kind else {
+        let ConfigValue::List(items) = &mut node.kind else {
             return self.tell(
                 node,
                 path,
@@ -71,7 +71,7 @@ impl TreeValidator<'_> {
 
     fn check_table(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         let noun = node.noun();
-        let Kind::Table(entries) = &mut node.kind else {
+        let ConfigValue::Table(entries) = &mut node.kind else {
             let message = format!("this is {noun}; a table is needed, like `[{}]`", dotted(path));
             return self.tell(node, path, &message);
         };
@@ -98,17 +98,17 @@ impl TreeValidator<'_> {
     }
 
     /// Reports an unknown entry. If it is a section without public keys, reports its keys.
-    fn unknown(&mut self, entry: &Entry, path: &[String], schema: &Value) {
+    fn unknown(&mut self, entry: &TableEntry, path: &[String], schema: &Value) {
         let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
         match &entry.value.kind {
-            Kind::Table(inner) if compiled_in::is_section(path, &entry.key) && !inner.is_empty() => {
+            ConfigValue::Table(inner) if compiled_in::is_section(path, &entry.key) && !inner.is_empty() => {
                 let path = [entry.key.clone()];
                 for entry in inner {
                     let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
                     self.problems.push(unknown(place, &entry.key, &path, &Value::Null));
                 }
             }
-            Kind::Table(_) if compiled_in::is_section(path, &entry.key) => {
+            ConfigValue::Table(_) if compiled_in::is_section(path, &entry.key) => {
                 let message = format!("nothing in `[{}]` is a key: its numbers are compiled in", entry.key);
                 self.problems.push(ConfigProblem::new(place, message).hint("leave the section out"));
             }
@@ -117,7 +117,7 @@ impl TreeValidator<'_> {
     }
 }
 
-fn unknown(place: Place, key: &str, path: &[String], schema: &Value) -> ConfigProblem {
+fn unknown(place: ConfigPlace, key: &str, path: &[String], schema: &Value) -> ConfigProblem {
     if let Some(compiled_in) = compiled_in::refusal(place.clone(), path, key, !std::ptr::eq(schema, root())) {
         return compiled_in;
     }
@@ -166,7 +166,7 @@ mod tests {
     fn problems(text: &str) -> Vec<ConfigProblem> {
         let document = toml_edit::Document::parse(text).unwrap();
         let mut tree = ConfigNode::from(document.as_item());
-        let locate = |byte| Place::in_file("w.toml".as_ref(), text, byte);
+        let locate = |byte| ConfigPlace::in_file("w.toml".as_ref(), text, byte);
         validate(&mut tree, &locate)
     }
 

@@ -4,16 +4,16 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use warden_builder::git::{Location, Named};
+use warden_builder::git::{GitLocation, GitSource};
 use warden_policies::defaults::parse_duration;
-use warden_policies::hosts::Name;
-use warden_policies::origins::Origin;
-use warden_policies::schedule::Windows;
+use warden_policies::hosts::HostPattern;
+use warden_policies::origins::WebOrigin;
+use warden_policies::schedule::DayWindows;
 use warden_policies::units::{SizeError, span};
-use warden_policies::{ByteSize, MemoryLimit, Names, Origins};
+use warden_policies::{AllowedOrigins, ByteSize, HostNames, MemoryLimit};
 
 use crate::schema::format;
-use crate::source::tree::{ConfigNode, Kind};
+use crate::source::tree::{ConfigNode, ConfigValue};
 
 /// Checks a value that is neither a table nor a list of values.
 pub(crate) fn check_value(node: &ConfigNode, schema: &Value) -> Option<String> {
@@ -22,7 +22,9 @@ pub(crate) fn check_value(node: &ConfigNode, schema: &Value) -> Option<String> {
         Some(format::SIZE) => {
             check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
         }
-        Some(format::LIMIT | format::BUDGET) if node.kind == Kind::Int(0) => Some(always_exceeded("0")),
+        Some(format::LIMIT | format::BUDGET) if node.kind == ConfigValue::Int(0) => {
+            Some(always_exceeded("0"))
+        }
         Some(format::LIMIT) => check_size(node, |text| match text.parse() {
             Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_exceeded(text)),
             Ok(MemoryLimit::Auto) => Err(
@@ -55,15 +57,17 @@ pub(crate) fn accepts(schema: &Value, kind: &str) -> bool {
 }
 
 /// Converts raw text to the type of the schema. Text that does not fit stays text, and the check reports it.
-pub(crate) fn typed(text: &str, schema: &Value) -> Kind {
+pub(crate) fn typed(text: &str, schema: &Value) -> ConfigValue {
     let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| ConfigNode::from(&value).kind);
     let wants_text = accepts(schema, "string");
     match parsed() {
-        Some(kind @ (Kind::List(_) | Kind::Table(_))) if !wants_text => kind,
-        Some(kind @ Kind::List(_)) if accepts(schema, "array") => kind,
-        Some(kind @ (Kind::Int(_) | Kind::Float(_) | Kind::Bool(_))) if !wants_text => kind,
-        Some(kind @ Kind::Int(_)) if accepts(schema, "integer") => kind,
-        _ => Kind::Text(text.to_owned()),
+        Some(kind @ (ConfigValue::List(_) | ConfigValue::Table(_))) if !wants_text => kind,
+        Some(kind @ ConfigValue::List(_)) if accepts(schema, "array") => kind,
+        Some(kind @ (ConfigValue::Int(_) | ConfigValue::Float(_) | ConfigValue::Bool(_))) if !wants_text => {
+            kind
+        }
+        Some(kind @ ConfigValue::Int(_)) if accepts(schema, "integer") => kind,
+        _ => ConfigValue::Text(text.to_owned()),
     }
 }
 
@@ -74,9 +78,9 @@ fn always_exceeded(text: &str) -> String {
 /// Checks a duration, with the bounds of the schema.
 fn check_duration(node: &ConfigNode, schema: &Value) -> Option<String> {
     let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
-    let (least, most) = (bound(format::LEAST), bound(format::MOST));
+    let (least, most) = (bound(format::MIN_DURATION), bound(format::MAX_DURATION));
     match &node.kind {
-        Kind::Text(text) => match parse_duration(text) {
+        ConfigValue::Text(text) => match parse_duration(text) {
             Err(error) => Some(error.to_string()),
             Ok(given)
                 if least.is_none_or(|least| given >= least) && most.is_none_or(|most| given <= most) =>
@@ -91,7 +95,7 @@ fn check_duration(node: &ConfigNode, schema: &Value) -> Option<String> {
                 _ => format!("`{text}` is out of range"),
             }),
         },
-        Kind::Int(number) => {
+        ConfigValue::Int(number) => {
             Some(format!("`{number}` has no unit: write a duration in quotes, like `\"{number}s\"`"))
         }
         _ => Some(format!("this is {}; a duration in quotes is needed, like `\"30s\"`", node.noun())),
@@ -100,9 +104,11 @@ fn check_duration(node: &ConfigNode, schema: &Value) -> Option<String> {
 
 fn check_size(node: &ConfigNode, parse: impl Fn(&str) -> Result<(), String>) -> Option<String> {
     match &node.kind {
-        Kind::Text(text) => parse(text).err(),
-        Kind::Int(number) if *number >= 0 => None,
-        Kind::Int(number) => Some(format!("`{number}` is negative; a size is needed, like `\"12GiB\"`")),
+        ConfigValue::Text(text) => parse(text).err(),
+        ConfigValue::Int(number) if *number >= 0 => None,
+        ConfigValue::Int(number) => {
+            Some(format!("`{number}` is negative; a size is needed, like `\"12GiB\"`"))
+        }
         _ => Some(format!("this is {}; a size in quotes is needed, like `\"12GiB\"`", node.noun())),
     }
 }
@@ -110,14 +116,14 @@ fn check_size(node: &ConfigNode, parse: impl Fn(&str) -> Result<(), String>) -> 
 /// Checks a time window, or a list of windows.
 fn check_windows(node: &ConfigNode) -> Option<String> {
     let one = |node: &ConfigNode| match &node.kind {
-        Kind::Text(text) => text.parse::<Windows>().err().map(|error| error.to_string()),
+        ConfigValue::Text(text) => text.parse::<DayWindows>().err().map(|error| error.to_string()),
         _ => Some(format!(
             "this is {}; a time of day from when to when is needed, like `\"02:00-05:00\"`",
             node.noun()
         )),
     };
     match &node.kind {
-        Kind::List(items) => items.iter().find_map(one),
+        ConfigValue::List(items) => items.iter().find_map(one),
         _ => one(node),
     }
 }
@@ -126,9 +132,9 @@ fn check_windows(node: &ConfigNode) -> Option<String> {
 fn check_origins(node: &ConfigNode) -> Option<String> {
     let wrong = || format!("this is {}; `\"mirror\"`, `\"off\"` or a list of origins is needed", node.noun());
     match &node.kind {
-        Kind::Text(text) => Origins::parse(&[text]).err().map(|error| error.to_string()),
-        Kind::List(items) => items.iter().find_map(|item| match &item.kind {
-            Kind::Text(text) => text.parse::<Origin>().err().map(|error| error.to_string()),
+        ConfigValue::Text(text) => AllowedOrigins::parse(&[text]).err().map(|error| error.to_string()),
+        ConfigValue::List(items) => items.iter().find_map(|item| match &item.kind {
+            ConfigValue::Text(text) => text.parse::<WebOrigin>().err().map(|error| error.to_string()),
             _ => Some(wrong()),
         }),
         _ => Some(wrong()),
@@ -140,9 +146,9 @@ fn check_names(node: &ConfigNode) -> Option<String> {
     let wrong =
         || format!("this is {}; `\"auto\"`, `\"any\"` or a list of host names is needed", node.noun());
     match &node.kind {
-        Kind::Text(text) => Names::parse(&[text]).err().map(|error| error.to_string()),
-        Kind::List(items) => items.iter().find_map(|item| match &item.kind {
-            Kind::Text(text) => text.parse::<Name>().err().map(|error| error.to_string()),
+        ConfigValue::Text(text) => HostNames::parse(&[text]).err().map(|error| error.to_string()),
+        ConfigValue::List(items) => items.iter().find_map(|item| match &item.kind {
+            ConfigValue::Text(text) => text.parse::<HostPattern>().err().map(|error| error.to_string()),
             _ => Some(wrong()),
         }),
         _ => Some(wrong()),
@@ -152,20 +158,22 @@ fn check_names(node: &ConfigNode) -> Option<String> {
 /// Checks a JSON value: JSON has no dates and no infinite numbers.
 fn check_json(node: &ConfigNode) -> Option<String> {
     match &node.kind {
-        Kind::Date => Some("this is a date, which JSON does not have; put it in quotes".to_owned()),
-        Kind::Float(number) if !number.is_finite() => Some(format!("`{number}` is no number that JSON has")),
-        Kind::List(items) => items.iter().find_map(check_json),
-        Kind::Table(entries) => entries.iter().find_map(|entry| check_json(&entry.value)),
+        ConfigValue::Date => Some("this is a date, which JSON does not have; put it in quotes".to_owned()),
+        ConfigValue::Float(number) if !number.is_finite() => {
+            Some(format!("`{number}` is no number that JSON has"))
+        }
+        ConfigValue::List(items) => items.iter().find_map(check_json),
+        ConfigValue::Table(entries) => entries.iter().find_map(|entry| check_json(&entry.value)),
         _ => None,
     }
 }
 
 fn check_git(node: &ConfigNode) -> Option<String> {
-    let Kind::Text(text) = &node.kind else {
+    let ConfigValue::Text(text) = &node.kind else {
         return Some(format!("this is {}; a URL or a path in quotes is needed", node.noun()));
     };
-    match Named::parse(text, &BTreeMap::new()) {
-        Ok(Named { location: Location::Path(_), .. })
+    match GitSource::parse(text, &BTreeMap::new()) {
+        Ok(GitSource { location: GitLocation::Path(_), .. })
             if !text.starts_with('/') && !text.starts_with("file:///") =>
         {
             Some("a path has to be absolute here; a URL begins with `https://`".to_owned())
@@ -179,8 +187,8 @@ fn check_choice(node: &ConfigNode, schema: &Value) -> Option<String> {
     let choices: Vec<&str> = schema["enum"].as_array()?.iter().filter_map(Value::as_str).collect();
     let listed = choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", ");
     match &node.kind {
-        Kind::Text(text) if choices.contains(&text.as_str()) => None,
-        Kind::Text(text) => Some(format!("`{text}` is none of {listed}")),
+        ConfigValue::Text(text) if choices.contains(&text.as_str()) => None,
+        ConfigValue::Text(text) => Some(format!("`{text}` is none of {listed}")),
         _ => Some(format!("this is {}; one of {listed} is needed, in quotes", node.noun())),
     }
 }
@@ -197,11 +205,11 @@ fn check_scalar(node: &ConfigNode, schema: &Value) -> Option<String> {
         "a number"
     };
     let number = match &node.kind {
-        Kind::Text(_) if accepts(schema, "string") => return None,
-        Kind::Bool(_) if accepts(schema, "boolean") => return None,
-        Kind::Int(number) if accepts(schema, "integer") || accepts(schema, "number") => *number as f64,
-        Kind::Float(number) if accepts(schema, "number") => *number,
-        Kind::Text(text) => return Some(format!("`{text}` is text; {wanted} is needed")),
+        ConfigValue::Text(_) if accepts(schema, "string") => return None,
+        ConfigValue::Bool(_) if accepts(schema, "boolean") => return None,
+        ConfigValue::Int(number) if accepts(schema, "integer") || accepts(schema, "number") => *number as f64,
+        ConfigValue::Float(number) if accepts(schema, "number") => *number,
+        ConfigValue::Text(text) => return Some(format!("`{text}` is text; {wanted} is needed")),
         _ => return Some(format!("this is {}; {wanted} is needed", node.noun())),
     };
     let (low, high) = (schema["minimum"].as_f64(), schema["maximum"].as_f64());
@@ -220,9 +228,10 @@ mod tests {
 
     #[test]
     fn what_would_always_be_due_is_refused_with_the_least_that_is_not() {
-        let node = |kind: Kind| ConfigNode::new(kind);
-        let text = |text: &str| Kind::Text(text.to_owned());
-        let age = serde_json::json!({ "type": "string", "format": format::DURATION, format::LEAST: "1s" });
+        let node = |kind: ConfigValue| ConfigNode::new(kind);
+        let text = |text: &str| ConfigValue::Text(text.to_owned());
+        let age =
+            serde_json::json!({ "type": "string", "format": format::DURATION, format::MIN_DURATION: "1s" });
         assert_eq!(check_value(&node(text("1s")), &age), None);
         assert_eq!(
             check_value(&node(text("0s")), &age).as_deref(),
@@ -230,7 +239,7 @@ mod tests {
         );
         for format in [format::LIMIT, format::BUDGET] {
             let budget = serde_json::json!({ "type": ["string", "integer"], "format": format });
-            for zero in [text("0"), text("0GiB"), text("0.0"), Kind::Int(0)] {
+            for zero in [text("0"), text("0GiB"), text("0.0"), ConfigValue::Int(0)] {
                 let told = check_value(&node(zero), &budget).unwrap();
                 assert!(told.contains("always passed; for no budget leave the key out"), "{told}");
             }
@@ -243,12 +252,14 @@ mod tests {
     #[test]
     fn text_from_the_environment_gets_the_type_that_the_schema_wants() {
         let schema = |kind: &str| serde_json::json!({ "type": kind });
-        assert_eq!(typed("1", &schema("integer")), Kind::Int(1));
-        assert_eq!(typed("1", &schema("string")), Kind::Text("1".to_owned()));
-        assert_eq!(typed("true", &schema("boolean")), Kind::Bool(true));
-        assert_eq!(typed("12GiB", &schema("string")), Kind::Text("12GiB".to_owned()));
-        assert!(matches!(typed("[\"-c\", \"1\"]", &schema("array")), Kind::List(items) if items.len() == 2));
+        assert_eq!(typed("1", &schema("integer")), ConfigValue::Int(1));
+        assert_eq!(typed("1", &schema("string")), ConfigValue::Text("1".to_owned()));
+        assert_eq!(typed("true", &schema("boolean")), ConfigValue::Bool(true));
+        assert_eq!(typed("12GiB", &schema("string")), ConfigValue::Text("12GiB".to_owned()));
+        assert!(
+            matches!(typed("[\"-c\", \"1\"]", &schema("array")), ConfigValue::List(items) if items.len() == 2)
+        );
         let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
-        assert_eq!(typed("512", &size), Kind::Int(512));
+        assert_eq!(typed("512", &size), ConfigValue::Int(512));
     }
 }

@@ -5,15 +5,15 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::tree::{ConfigNode, Kind};
+use super::tree::{ConfigNode, ConfigValue};
 use crate::problem::ConfigProblem;
 use crate::schema::format;
 use crate::schema::validate::PlaceOfByte;
 
 /// Prefix of a value that names a credential.
-const PREFIX: &str = "credential:";
+const CREDENTIAL_PREFIX: &str = "credential:";
 /// Variable with the directory of credentials, set by the service manager.
-pub(super) const VARIABLE: &str = "CREDENTIALS_DIRECTORY";
+pub(super) const CREDENTIALS_VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 
 /// Replaces names of credentials by paths, in values that are paths by the schema.
 pub(super) fn fill(
@@ -24,10 +24,10 @@ pub(super) fn fill(
 ) -> Vec<ConfigProblem> {
     let mut problems = Vec::new();
     visit_paths(tree, schema, &mut |node| {
-        let Kind::Text(text) = &node.kind else { return };
-        let Some(name) = text.strip_prefix(PREFIX) else { return };
+        let ConfigValue::Text(text) = &node.kind else { return };
+        let Some(name) = text.strip_prefix(CREDENTIAL_PREFIX) else { return };
         match path(name, directory) {
-            Ok(path) => node.kind = Kind::Text(path),
+            Ok(path) => node.kind = ConfigValue::Text(path),
             Err((message, hint)) => {
                 let place = locate(node.span.as_ref().map(|span| span.start));
                 problems.push(ConfigProblem::new(place, format!("`{text}`: {message}")).hint(hint));
@@ -40,13 +40,15 @@ pub(super) fn fill(
 fn path(name: &str, directory: Option<&str>) -> Result<String, (&'static str, String)> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_name) {
-        let hint = format!("write it like `{PREFIX}llama-warden-keys`, as in `LoadCredential=` of the unit");
+        let hint = format!(
+            "write it like `{CREDENTIAL_PREFIX}llama-warden-keys`, as in `LoadCredential=` of the unit"
+        );
         return Err(("this is no name of a credential", hint));
     }
     let Some(directory) = directory.filter(|directory| !directory.is_empty()) else {
         let hint = format!(
             "`LoadCredential={name}:/etc/llama-warden/{name}` in the unit hands it over; to check the file by hand, set \
-             {VARIABLE} to the folder that it is in"
+             {CREDENTIALS_VARIABLE} to the folder that it is in"
         );
         return Err(("nobody has handed over credentials to this process", hint));
     };
@@ -55,7 +57,7 @@ fn path(name: &str, directory: Option<&str>) -> Result<String, (&'static str, St
 
 fn visit_paths(node: &mut ConfigNode, schema: &Value, see: &mut impl FnMut(&mut ConfigNode)) {
     match &mut node.kind {
-        Kind::Table(entries) => {
+        ConfigValue::Table(entries) => {
             for entry in entries {
                 let inner = match &schema["properties"][&entry.key] {
                     Value::Null => &schema["additionalProperties"],
@@ -64,7 +66,7 @@ fn visit_paths(node: &mut ConfigNode, schema: &Value, see: &mut impl FnMut(&mut 
                 visit_paths(&mut entry.value, inner, see);
             }
         }
-        Kind::List(items) => {
+        ConfigValue::List(items) => {
             for item in items {
                 visit_paths(item, &schema["items"], see);
             }
@@ -77,14 +79,15 @@ fn visit_paths(node: &mut ConfigNode, schema: &Value, see: &mut impl FnMut(&mut 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{Sources, load};
+    use crate::source::layers::{ConfigSources, load};
 
     fn loaded(key: &str, value: &str, directory: Option<&str>) -> Result<String, String> {
         let (dir, file) = (tempfile::tempdir().unwrap(), "[models.m]\nmodel = \"m.gguf\"\n");
         let path = dir.path().join("w.toml");
         std::fs::write(&path, format!("{key} = {value}\n{file}")).unwrap();
-        let env = directory.map(|directory| (VARIABLE.to_owned(), directory.to_owned()));
-        let sources = Sources { file: Some(path), env: env.into_iter().collect(), ..Sources::default() };
+        let env = directory.map(|directory| (CREDENTIALS_VARIABLE.to_owned(), directory.to_owned()));
+        let sources =
+            ConfigSources { file: Some(path), env: env.into_iter().collect(), ..ConfigSources::default() };
         let loaded = load(sources).map_err(|problems| problems.0[0].hint.clone().unwrap_or_default())?;
         Ok(loaded.settings.server.keys.clone())
     }

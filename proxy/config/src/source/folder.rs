@@ -9,11 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warden_policies::book::{self, Machine as Room, Run, ServerBuild, Wanted};
+use warden_policies::book::{self, MachineCapacity as Room, PlacementRequest, ServerBuild, ServerRun};
 use warden_policies::defaults;
-use warden_sensors::gpu::Gpus;
+use warden_sensors::gpu::GpuSensors;
 
-use crate::model_files::{self, ModelFile, Stamp};
+use crate::model_files::{self, ModelFile, ModelFileStamp};
 use crate::needs::{left_for_models, own_memory};
 
 /// Maximum nesting of folders. The cache of a model hub nests five levels.
@@ -25,7 +25,7 @@ const MIN_DEFAULT_CONTEXT: u64 = 2_048;
 
 /// A model file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FolderModel {
     pub(crate) name: String,
     pub(crate) file: PathBuf,
     pub(crate) projector: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub(crate) struct Found {
 ///
 /// # Errors
 /// A folder cannot be read. Its models are then unknown, not removed.
-pub fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, Stamp>, (PathBuf, io::Error)> {
+pub fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, ModelFileStamp>, (PathBuf, io::Error)> {
     let mut found = BTreeMap::new();
     for dir in dirs {
         walk_folder(dir, MAX_FOLDER_DEPTH, &mut found)?;
@@ -48,7 +48,7 @@ pub fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, Stamp>, (PathBuf, io:
 fn walk_folder(
     dir: &Path,
     depth: usize,
-    found: &mut BTreeMap<PathBuf, Stamp>,
+    found: &mut BTreeMap<PathBuf, ModelFileStamp>,
 ) -> Result<(), (PathBuf, io::Error)> {
     let failed = |error| (dir.to_owned(), error);
     let entries = match std::fs::read_dir(dir) {
@@ -95,7 +95,7 @@ pub(crate) fn scan(
     dirs: &[PathBuf],
     memory: u64,
     taken: &[String],
-) -> Result<Vec<Found>, (PathBuf, io::Error)> {
+) -> Result<Vec<FolderModel>, (PathBuf, io::Error)> {
     if dirs.is_empty() {
         return Ok(Vec::new());
     }
@@ -119,8 +119,8 @@ pub(crate) fn scan(
     }
     // Sort by depth: of two files with one name, the one nearer to its folder gets the short name.
     models.sort_by_key(|(dir, file, _)| (file.components().count() - dir.components().count(), file.clone()));
-    let room = left_for_models(memory, &own_memory(&Gpus::open()), &defaults().loading);
-    let mut found: BTreeMap<String, Found> = BTreeMap::new();
+    let room = left_for_models(memory, &own_memory(&GpuSensors::open()), &defaults().loading);
+    let mut found: BTreeMap<String, FolderModel> = BTreeMap::new();
     for (dir, file, facts) in &models {
         let short = stem(file);
         let long = file.strip_prefix(dir).unwrap_or(file).with_extension("").display().to_string();
@@ -130,7 +130,7 @@ pub(crate) fn scan(
         let alone = models.iter().filter(|(_, other, _)| other.parent() == file.parent()).count() == 1;
         let projector = find_projector(file, alone, &projectors);
         let context = context(facts, projector.as_deref(), &room);
-        drop(found.insert(name.clone(), Found { name, file: file.clone(), projector, context }));
+        drop(found.insert(name.clone(), FolderModel { name, file: file.clone(), projector, context }));
     }
     Ok(found.into_values().collect())
 }
@@ -198,9 +198,9 @@ fn context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u
     let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());
     let mut context = shape.context.min(MAX_DEFAULT_CONTEXT);
     while context > MIN_DEFAULT_CONTEXT {
-        let run = Run { context: Some(context), ..Run::default() };
+        let run = ServerRun { context: Some(context), ..ServerRun::default() };
         let needs = book::needs(shape, &run, ServerBuild::newest(!room.gpus.is_empty()), bytes);
-        let one = Wanted { name: String::new(), needs, gpus: Vec::new(), may_split: true };
+        let one = PlacementRequest { name: String::new(), needs, gpus: Vec::new(), may_split: true };
         if book::fit(room, &[&one]).is_ok() {
             break;
         }

@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
-use warden_policies::defaults::TEXT;
+use warden_policies::defaults::DEFAULTS_TEXT;
 
 use super::credentials;
-use super::folder::{self, Found};
-use super::tree::{ConfigNode, Kind};
+use super::folder::{self, FolderModel};
+use super::tree::{ConfigNode, ConfigValue};
 use super::variables;
 use crate::arguments;
-use crate::problem::{ConfigProblem, ConfigProblems, Place};
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
 use crate::schema::validate::validate;
 use crate::schema::{compiled_in, root};
-use crate::settings::{Model, Settings};
+use crate::settings::{ConfigSettings, ModelConfig};
 
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
 pub const ENV_PREFIX: &str = "LLAMA_WARDEN_";
 
 /// Sources of settings, lowest priority first.
 #[derive(Clone, Debug, Default)]
-pub struct Sources {
+pub struct ConfigSources {
     /// The configuration file.
     pub file: Option<PathBuf>,
     /// All environment variables; those without [`ENV_PREFIX`] are ignored.
@@ -52,7 +52,7 @@ impl FlagSetting {
         Self {
             flag: format!("flag {flag}"),
             path: path.iter().map(|&key| key.to_owned()).collect(),
-            value: ConfigNode::new(Kind::Raw(value.into())),
+            value: ConfigNode::new(ConfigValue::Raw(value.into())),
         }
     }
 }
@@ -72,32 +72,32 @@ enum LayerOrigin {
 
 /// Settings from one source.
 #[derive(Clone, Debug)]
-pub(crate) struct Layer {
+pub(crate) struct ConfigLayer {
     origin: LayerOrigin,
     pub(crate) tree: ConfigNode,
 }
 
-impl Layer {
+impl ConfigLayer {
     /// Creates the layer of one environment variable.
     pub(crate) fn of_variable(name: String, path: &[String], value: String) -> Self {
         let mut tree = ConfigNode::table();
-        tree.set(path, ConfigNode::new(Kind::Raw(value)));
+        tree.set(path, ConfigNode::new(ConfigValue::Raw(value)));
         Self { origin: LayerOrigin::Env(name), tree }
     }
 
     /// The place of a byte offset.
-    pub(crate) fn place(&self, byte: Option<usize>) -> Place {
+    pub(crate) fn place(&self, byte: Option<usize>) -> ConfigPlace {
         match &self.origin {
-            LayerOrigin::Default => Place::Default,
-            LayerOrigin::Found(path) => Place::File { path: path.clone(), line: 0 },
-            LayerOrigin::File { path, text } => Place::in_file(path, text, byte),
-            LayerOrigin::Env(name) => Place::Env(name.clone()),
-            LayerOrigin::Flag(flag) => Place::Flag(flag.clone()),
+            LayerOrigin::Default => ConfigPlace::Default,
+            LayerOrigin::Found(path) => ConfigPlace::File { path: path.clone(), line: 0 },
+            LayerOrigin::File { path, text } => ConfigPlace::in_file(path, text, byte),
+            LayerOrigin::Env(name) => ConfigPlace::Env(name.clone()),
+            LayerOrigin::Flag(flag) => ConfigPlace::Flag(flag.clone()),
         }
     }
 }
 
-impl Provider for Layer {
+impl Provider for ConfigLayer {
     fn metadata(&self) -> Metadata {
         Metadata::named(self.place(None).to_string())
     }
@@ -108,9 +108,9 @@ impl Provider for Layer {
 }
 
 /// A figment provider for a table without a source.
-pub(crate) struct Plain(pub(crate) Dict);
+pub(crate) struct MergedTable(pub(crate) Dict);
 
-impl Provider for Plain {
+impl Provider for MergedTable {
     fn metadata(&self) -> Metadata {
         Metadata::named("merged")
     }
@@ -122,30 +122,30 @@ impl Provider for Plain {
 
 /// A configuration whose keys and values are valid alone. [`crate::resolve`] checks them together.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// All settings except those of single models.
-    pub settings: Settings,
+    pub settings: ConfigSettings,
     /// Settings for all models.
-    pub defaults: Model,
+    pub defaults: ModelConfig,
     /// The models in the order of the file.
-    pub models: Vec<(String, Model)>,
+    pub models: Vec<(String, ModelConfig)>,
     /// The configuration file.
     pub file: Option<PathBuf>,
     /// All sections except `models`, merged, for display.
     pub merged: Dict,
     /// Compiled-in numbers that are set, with their places.
-    pub internal: Vec<(String, Place)>,
+    pub internal: Vec<(String, ConfigPlace)>,
     /// Folders of models.
     pub folders: Vec<PathBuf>,
     /// Models without a file, skipped because folders determine the models.
     pub left_out: Vec<String>,
-    layers: Vec<Layer>,
+    layers: Vec<ConfigLayer>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// The source of the value at a path. For a model, this may be the section for all models.
-    pub fn place(&self, path: &[String]) -> Place {
-        place(&self.layers, path).unwrap_or(Place::Nowhere)
+    pub fn place(&self, path: &[String]) -> ConfigPlace {
+        place(&self.layers, path).unwrap_or(ConfigPlace::Nowhere)
     }
 
     /// Merges one model's table with the defaults for all models. Computed on demand: for 1,000 models,
@@ -159,7 +159,7 @@ impl Loaded {
     pub fn own(&self, model: &str) -> Dict {
         let path = ["models".to_owned(), model.to_owned()];
         let written = self.layers.iter().filter_map(|layer| layer.tree.find(&path));
-        let merged = written.fold(Figment::new(), |merged, node| merged.merge(Plain(node.to_dict())));
+        let merged = written.fold(Figment::new(), |merged, node| merged.merge(MergedTable(node.to_dict())));
         merged.extract().unwrap_or_default()
     }
 
@@ -170,10 +170,10 @@ impl Loaded {
     }
 
     /// The source of an item of the list at a path: its own line, in a list over several.
-    pub fn item_place(&self, path: &[String], index: usize) -> Place {
+    pub fn item_place(&self, path: &[String], index: usize) -> ConfigPlace {
         let item = |path: &[String]| {
             self.layers.iter().rev().find_map(|layer| {
-                let Kind::List(items) = &layer.tree.find(path)?.kind else { return None };
+                let ConfigValue::List(items) = &layer.tree.find(path)?.kind else { return None };
                 let span = items.get(index).and_then(|item| item.span.as_ref());
                 Some(layer.place(Some(span?.start)))
             })
@@ -183,7 +183,7 @@ impl Loaded {
     }
 }
 
-fn place(layers: &[Layer], path: &[String]) -> Option<Place> {
+fn place(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigPlace> {
     written(layers, path).or_else(|| written(layers, &inherited(path)))
 }
 
@@ -198,7 +198,7 @@ fn inherited(path: &[String]) -> Vec<String> {
 }
 
 /// The last source of the value at a path.
-pub(crate) fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
+pub(crate) fn written(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigPlace> {
     layers.iter().rev().find_map(|layer| {
         let node = layer.tree.find(path)?;
         let (last, parent) = path.split_last()?;
@@ -211,14 +211,17 @@ pub(crate) fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
 ///
 /// # Errors
 /// A layer cannot be read, or has a key or value that is wrong: all problems at once.
-pub fn load(sources: Sources) -> Result<Loaded, ConfigProblems> {
+pub fn load(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblems> {
     let mut layers = vec![defaults_layer()?];
     if let Some(path) = &sources.file {
         layers.push(file_layer(path)?);
     }
-    let flags: Vec<Layer> = sources.flags.into_iter().map(flag_layer).collect();
-    let handed =
-        sources.env.iter().find(|(name, _)| name == credentials::VARIABLE).map(|(_, value)| value.clone());
+    let flags: Vec<ConfigLayer> = sources.flags.into_iter().map(flag_layer).collect();
+    let handed = sources
+        .env
+        .iter()
+        .find(|(name, _)| name == credentials::CREDENTIALS_VARIABLE)
+        .map(|(_, value)| value.clone());
     let (variables, mut problems) = variables::layers(sources.env, &[layers.as_slice(), &flags]);
     layers.extend(variables);
     layers.extend(flags);
@@ -238,7 +241,8 @@ pub fn load(sources: Sources) -> Result<Loaded, ConfigProblems> {
     }
     let dirs = folders(&layers, sources.file.as_deref())?;
     let found = folder::scan(&dirs, sources.memory, &aliases(&layers)).map_err(|(path, error)| {
-        let place = written(&layers, &["paths".to_owned(), "models".to_owned()]).unwrap_or(Place::Nowhere);
+        let place =
+            written(&layers, &["paths".to_owned(), "models".to_owned()]).unwrap_or(ConfigPlace::Nowhere);
         ConfigProblem::new(place, format!("the folder of models {} cannot be read: {error}", path.display()))
             .hint("name a folder that exists and that we may read (`paths.models`)")
     })?;
@@ -251,11 +255,11 @@ pub fn load(sources: Sources) -> Result<Loaded, ConfigProblems> {
         loaded.models = models;
         loaded.left_out = left_out.into_iter().map(|(name, _)| name).collect();
     }
-    Ok(Loaded { internal, folders: dirs, ..loaded })
+    Ok(LoadedConfig { internal, folders: dirs, ..loaded })
 }
 
 /// The absolute folders of models; those in the file are relative to it.
-fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, ConfigProblems> {
+fn folders(layers: &[ConfigLayer], file: Option<&Path>) -> Result<Vec<PathBuf>, ConfigProblems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
     let dirs: Vec<PathBuf> = match merged.extract_inner("paths.models") {
         Ok(dirs) => dirs,
@@ -267,7 +271,7 @@ fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Config
 }
 
 /// Returns whether the settings name a model file or a remote model.
-fn has_model(model: &Model) -> bool {
+fn has_model(model: &ModelConfig) -> bool {
     model.model.is_some()
         || arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
         || model
@@ -277,34 +281,34 @@ fn has_model(model: &Model) -> bool {
 }
 
 /// All aliases of configured models, and names without a process.
-fn aliases(layers: &[Layer]) -> Vec<String> {
+fn aliases(layers: &[ConfigLayer]) -> Vec<String> {
     let table = |name: &str| {
         let name = name.to_owned();
         layers.iter().filter_map(move |layer| match &layer.tree.entry(&name)?.value.kind {
-            Kind::Table(entries) => Some(entries),
+            ConfigValue::Table(entries) => Some(entries),
             _ => None,
         })
     };
     let tables = table("models").chain(table("remotes"));
     let lists = tables.flatten().filter_map(|model| match &model.value.entry("aliases")?.value.kind {
-        Kind::List(items) => Some(items),
+        ConfigValue::List(items) => Some(items),
         _ => None,
     });
     let names = table("names").chain(table("remotes")).flatten().map(|entry| entry.key.clone());
     let texts = lists.flatten().filter_map(|item| match &item.kind {
-        Kind::Text(text) | Kind::Raw(text) => Some(text.clone()),
+        ConfigValue::Text(text) | ConfigValue::Raw(text) => Some(text.clone()),
         _ => None,
     });
     texts.chain(names).collect()
 }
 
 /// The settings for a model file of a folder.
-fn found_layer(found: Found) -> Layer {
-    let Found { name, file, projector, context } = found;
+fn found_layer(found: FolderModel) -> ConfigLayer {
+    let FolderModel { name, file, projector, context } = found;
     let mut tree = ConfigNode::table();
     let mut set = |keys: &[&str], value: String| {
         let path = ["models", &name].into_iter().chain(keys.iter().copied()).map(str::to_owned);
-        tree.set(&path.collect::<Vec<_>>(), ConfigNode::new(Kind::Text(value)));
+        tree.set(&path.collect::<Vec<_>>(), ConfigNode::new(ConfigValue::Text(value)));
     };
     set(&["model"], file.display().to_string());
     // Use variables, so that flags override them.
@@ -314,17 +318,17 @@ fn found_layer(found: Found) -> Layer {
     if let Some(projector) = projector {
         set(&["env", "LLAMA_ARG_MMPROJ"], projector.display().to_string());
     }
-    Layer { origin: LayerOrigin::Found(file), tree }
+    ConfigLayer { origin: LayerOrigin::Found(file), tree }
 }
 
-fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, ConfigProblems> {
+fn merge(layers: Vec<ConfigLayer>, file: Option<PathBuf>) -> Result<LoadedConfig, ConfigProblems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
     let problem = |error: figment::Error, under: &[&str]| problem(&layers, &error, under);
-    let mut settings: Settings = merged.extract().map_err(|error| problem(error, &[]))?;
+    let mut settings: ConfigSettings = merged.extract().map_err(|error| problem(error, &[]))?;
     let mut written = std::mem::take(&mut settings.models);
     let mut all: Dict = merged.extract().map_err(|error| problem(error, &[]))?;
     all.remove("models");
-    let defaults = Figment::from(Plain(settings.defaults.clone()))
+    let defaults = Figment::from(MergedTable(settings.defaults.clone()))
         .extract()
         .map_err(|error| problem(error, &["defaults"]))?;
     let names = names_in_order(&layers);
@@ -336,7 +340,7 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, ConfigProb
         models.push((name, model));
     }
     let (internal, folders, left_out) = (Vec::new(), Vec::new(), Vec::new());
-    Ok(Loaded { settings, defaults, models, file, merged: all, internal, folders, left_out, layers })
+    Ok(LoadedConfig { settings, defaults, models, file, merged: all, internal, folders, left_out, layers })
 }
 
 /// Merges one model's own table over the defaults for all models.
@@ -352,13 +356,14 @@ fn merge_model(defaults: &Dict, own: Dict) -> Figment {
         beneath.remove("binary");
         beneath.remove("build");
     }
-    Figment::from(Plain(beneath)).merge(Plain(own))
+    Figment::from(MergedTable(beneath)).merge(MergedTable(own))
 }
 
-fn names_in_order(layers: &[Layer]) -> Vec<String> {
+fn names_in_order(layers: &[ConfigLayer]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for layer in layers {
-        let Some(Kind::Table(entries)) = layer.tree.entry("models").map(|entry| &entry.value.kind) else {
+        let Some(ConfigValue::Table(entries)) = layer.tree.entry("models").map(|entry| &entry.value.kind)
+        else {
             continue;
         };
         for entry in entries {
@@ -371,9 +376,9 @@ fn names_in_order(layers: &[Layer]) -> Vec<String> {
 }
 
 /// Reports a value that the schema accepts and the type does not, such as a number too large for its type.
-pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> ConfigProblems {
+pub(crate) fn problem(layers: &[ConfigLayer], error: &figment::Error, under: &[&str]) -> ConfigProblems {
     let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
-    let place = place(layers, &path).unwrap_or(Place::Nowhere);
+    let place = place(layers, &path).unwrap_or(ConfigPlace::Nowhere);
     let what = match &error.kind {
         figment::error::Kind::InvalidValue(figment::error::Actual::Signed(number), _) => {
             format!("`{number}` is too large")
@@ -388,14 +393,17 @@ pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) 
 
 /// The compiled-in defaults in the shape of a configuration file; sections about models go under
 /// `[defaults]`.
-fn defaults_layer() -> Result<Layer, ConfigProblems> {
-    let document = toml_edit::Document::parse(TEXT)
-        .map_err(|error| ConfigProblem::new(Place::Default, format!("the compiled-in defaults: {error}")))?;
+fn defaults_layer() -> Result<ConfigLayer, ConfigProblems> {
+    let document = toml_edit::Document::parse(DEFAULTS_TEXT).map_err(|error| {
+        ConfigProblem::new(ConfigPlace::Default, format!("the compiled-in defaults: {error}"))
+    })?;
     let mut tree = ConfigNode::table();
     let source = ConfigNode::from(document.as_item());
-    let Kind::Table(entries) = source.kind else { return Ok(Layer { origin: LayerOrigin::Default, tree }) };
+    let ConfigValue::Table(entries) = source.kind else {
+        return Ok(ConfigLayer { origin: LayerOrigin::Default, tree });
+    };
     for entry in entries {
-        let (Some(home), Kind::Table(keys)) = (compiled_in::home(&entry.key), entry.value.kind) else {
+        let (Some(home), ConfigValue::Table(keys)) = (compiled_in::home(&entry.key), entry.value.kind) else {
             continue;
         };
         for key in keys {
@@ -403,13 +411,13 @@ fn defaults_layer() -> Result<Layer, ConfigProblems> {
             tree.set(&path, key.value);
         }
     }
-    Ok(Layer { origin: LayerOrigin::Default, tree })
+    Ok(ConfigLayer { origin: LayerOrigin::Default, tree })
 }
 
-pub(crate) fn file_layer(path: &Path) -> Result<Layer, ConfigProblems> {
+pub(crate) fn file_layer(path: &Path) -> Result<ConfigLayer, ConfigProblems> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         ConfigProblem::new(
-            Place::File { path: path.to_owned(), line: 0 },
+            ConfigPlace::File { path: path.to_owned(), line: 0 },
             format!("the configuration file cannot be read: {error}"),
         )
         .hint("check the path given with --config")
@@ -417,16 +425,16 @@ pub(crate) fn file_layer(path: &Path) -> Result<Layer, ConfigProblems> {
     let document = toml_edit::Document::parse(text.clone()).map_err(|error| {
         let byte = error.span().map(|span| span.start);
         let message = error.message().lines().collect::<Vec<_>>().join(", ");
-        ConfigProblem::new(Place::in_file(path, &text, byte), format!("this is not TOML: {message}"))
+        ConfigProblem::new(ConfigPlace::in_file(path, &text, byte), format!("this is not TOML: {message}"))
     })?;
     let tree = ConfigNode::from(document.as_item());
-    Ok(Layer { origin: LayerOrigin::File { path: path.to_owned(), text }, tree })
+    Ok(ConfigLayer { origin: LayerOrigin::File { path: path.to_owned(), text }, tree })
 }
 
-fn flag_layer(setting: FlagSetting) -> Layer {
+fn flag_layer(setting: FlagSetting) -> ConfigLayer {
     let mut tree = ConfigNode::table();
     tree.set(&setting.path, setting.value);
-    Layer { origin: LayerOrigin::Flag(setting.flag), tree }
+    ConfigLayer { origin: LayerOrigin::Flag(setting.flag), tree }
 }
 
 #[cfg(test)]

@@ -16,19 +16,19 @@ fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
 
 #[test]
 fn with_no_source_everything_is_the_compiled_in_default() {
-    let loaded = load(Sources::default()).unwrap();
+    let loaded = load(ConfigSources::default()).unwrap();
     assert_eq!(loaded.settings.server.port, 8080);
     assert_eq!(loaded.defaults.queue.depth, 512);
     assert_eq!(loaded.defaults.run.replicas, 1);
     assert_eq!(loaded.defaults.policy.common.max_futile, 3);
-    assert_eq!(loaded.place(&path("server.port")), Place::Default);
+    assert_eq!(loaded.place(&path("server.port")), ConfigPlace::Default);
     assert!(loaded.models.is_empty());
 }
 
 #[test]
 fn flags_come_over_the_environment_over_the_file_over_the_defaults() {
     let (_dir, file) = file("[server]\nport = 1\nhost = \"0.0.0.0\"\nconnections = 7\n");
-    let loaded = load(Sources {
+    let loaded = load(ConfigSources {
         file: Some(file.clone()),
         env: vec![
             ("LLAMA_WARDEN_SERVER__PORT".into(), "2".into()),
@@ -37,15 +37,15 @@ fn flags_come_over_the_environment_over_the_file_over_the_defaults() {
             ("HOME".into(), "/".into()),
         ],
         flags: vec![FlagSetting::raw("--port", &["server", "port"], "3")],
-        ..Sources::default()
+        ..ConfigSources::default()
     })
     .unwrap();
     assert_eq!(loaded.settings.server.port, 3);
-    assert_eq!(loaded.place(&path("server.port")), Place::Flag("flag --port".into()));
+    assert_eq!(loaded.place(&path("server.port")), ConfigPlace::Flag("flag --port".into()));
     assert_eq!(loaded.settings.server.host, "::1");
-    assert_eq!(loaded.place(&path("server.host")), Place::Env("LLAMA_WARDEN_SERVER__HOST".into()));
+    assert_eq!(loaded.place(&path("server.host")), ConfigPlace::Env("LLAMA_WARDEN_SERVER__HOST".into()));
     assert_eq!(loaded.settings.server.connections, 7);
-    assert_eq!(loaded.place(&path("server.connections")), Place::File { path: file, line: 4 });
+    assert_eq!(loaded.place(&path("server.connections")), ConfigPlace::File { path: file, line: 4 });
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_model_has_its_own_values_over_those_for_all_models() {
          [models.\"z.1\"]\nenv = { B = \"2\" }\npolicy.max_age = \"1h\"\n\
          [models.a]\nargs = [\"-t\", \"1\"]\nbuild = \"b\"\nqueue.wait = \"3s\"\n",
     );
-    let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap();
+    let loaded = load(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
     let names: Vec<&str> = loaded.models.iter().map(|(name, ..)| name.as_str()).collect();
     assert_eq!(names, ["z.1", "a"], "in the order of the file");
     let (z, a) = (&loaded.models[0].1, &loaded.models[1].1);
@@ -67,19 +67,19 @@ fn a_model_has_its_own_values_over_those_for_all_models() {
     assert_eq!((a.queue.depth, a.queue.wait), (9, Duration::from_secs(3)));
     assert_eq!((a.binary.as_ref(), a.build.as_deref()), (None, Some("b")));
     let depth: Vec<String> = ["models", "z.1", "queue", "depth"].map(str::to_owned).into();
-    assert_eq!(loaded.place(&depth), Place::File { path: file, line: 5 });
+    assert_eq!(loaded.place(&depth), ConfigPlace::File { path: file, line: 5 });
 }
 
 #[test]
 fn what_is_wrong_in_the_environment_names_the_variable() {
-    let error = load(Sources {
+    let error = load(ConfigSources {
         env: vec![
             ("LLAMA_WARDEN_SERVER__PROT".into(), "2".into()),
             ("LLAMA_WARDEN_QUEUE__WAIT".into(), "soon".into()),
             ("LLAMA_WARDEN_SERVER__PORT".into(), "many".into()),
             ("LLAMA_WARDEN_SERVER__H2_PING".into(), "1s".into()),
         ],
-        ..Sources::default()
+        ..ConfigSources::default()
     })
     .unwrap_err();
     insta::assert_snapshot!(error.lines().join("\n"));
@@ -88,10 +88,10 @@ fn what_is_wrong_in_the_environment_names_the_variable() {
 #[test]
 fn names_in_variables_stay_what_they_are() {
     let (_dir, file) = file("[models.Qwen3]\nmodel = \"a.gguf\"\n");
-    let variables = |all: &[(&str, &str)]| Sources {
+    let variables = |all: &[(&str, &str)]| ConfigSources {
         file: Some(file.clone()),
         env: all.iter().map(|(name, value)| (format!("{ENV_PREFIX}{name}"), (*value).to_owned())).collect(),
-        ..Sources::default()
+        ..ConfigSources::default()
     };
     let loaded = load(variables(&[
         ("DEFAULTS__ENV__GGML_CUDA_DISABLE_GRAPHS", "1"),
@@ -112,9 +112,10 @@ fn names_in_variables_stay_what_they_are() {
 #[test]
 fn a_file_that_is_not_toml_is_an_error_with_its_line() {
     let (_dir, file) = file("[server]\nport = = 1\n");
-    let error = load(Sources { file: Some(file), ..Sources::default() }).unwrap_err().to_string();
+    let error = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap_err().to_string();
     assert!(error.contains("warden.toml:2: this is not TOML"), "{error}");
-    let error =
-        load(Sources { file: Some("/no/such".into()), ..Sources::default() }).unwrap_err().to_string();
+    let error = load(ConfigSources { file: Some("/no/such".into()), ..ConfigSources::default() })
+        .unwrap_err()
+        .to_string();
     assert!(error.starts_with("/no/such: the configuration file cannot be read"), "{error}");
 }

@@ -14,14 +14,14 @@ pub struct ConfigNode {
     /// Byte range in the file; `None` for other sources.
     pub span: Option<Range<usize>>,
     /// The value.
-    pub kind: Kind,
+    pub kind: ConfigValue,
 }
 
 /// A value of a configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum ConfigValue {
     /// Keys and values, in the order they were written.
-    Table(Vec<Entry>),
+    Table(Vec<TableEntry>),
     /// Several values.
     List(Vec<ConfigNode>),
     /// Text in quotes.
@@ -40,7 +40,7 @@ pub enum Kind {
 
 /// One key of a table.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct TableEntry {
     /// The key.
     pub key: String,
     /// Byte range of the key.
@@ -51,24 +51,24 @@ pub struct Entry {
 
 impl ConfigNode {
     /// Creates a value without a place.
-    pub fn new(kind: Kind) -> Self {
+    pub fn new(kind: ConfigValue) -> Self {
         Self { span: None, kind }
     }
 
     /// Creates an empty table.
     pub fn table() -> Self {
-        Self::new(Kind::Table(Vec::new()))
+        Self::new(ConfigValue::Table(Vec::new()))
     }
 
     /// Describes the type of the value, for messages.
     pub fn noun(&self) -> &'static str {
         match self.kind {
-            Kind::Table(_) => "a table",
-            Kind::List(_) => "a list",
-            Kind::Text(_) | Kind::Raw(_) => "text",
-            Kind::Int(_) | Kind::Float(_) => "a number",
-            Kind::Bool(_) => "true or false",
-            Kind::Date => "a date",
+            ConfigValue::Table(_) => "a table",
+            ConfigValue::List(_) => "a list",
+            ConfigValue::Text(_) | ConfigValue::Raw(_) => "text",
+            ConfigValue::Int(_) | ConfigValue::Float(_) => "a number",
+            ConfigValue::Bool(_) => "true or false",
+            ConfigValue::Date => "a date",
         }
     }
 
@@ -79,9 +79,9 @@ impl ConfigNode {
     }
 
     /// The entry with a key, in a table.
-    pub fn entry(&self, key: &str) -> Option<&Entry> {
+    pub fn entry(&self, key: &str) -> Option<&TableEntry> {
         match &self.kind {
-            Kind::Table(entries) => entries.iter().find(|entry| entry.key == key),
+            ConfigValue::Table(entries) => entries.iter().find(|entry| entry.key == key),
             _ => None,
         }
     }
@@ -89,15 +89,15 @@ impl ConfigNode {
     /// The keys of a table, in their order; empty for other values.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         let entries = match &self.kind {
-            Kind::Table(entries) => entries.as_slice(),
+            ConfigValue::Table(entries) => entries.as_slice(),
             _ => &[],
         };
         entries.iter().map(|entry| entry.key.as_str())
     }
 
     /// Removes an entry from a table.
-    pub fn take(&mut self, key: &str) -> Option<Entry> {
-        let Kind::Table(entries) = &mut self.kind else { return None };
+    pub fn take(&mut self, key: &str) -> Option<TableEntry> {
+        let ConfigValue::Table(entries) = &mut self.kind else { return None };
         let at = entries.iter().position(|entry| entry.key == key)?;
         Some(entries.remove(at))
     }
@@ -108,12 +108,12 @@ impl ConfigNode {
             *self = value;
             return;
         };
-        if !matches!(self.kind, Kind::Table(_)) {
+        if !matches!(self.kind, ConfigValue::Table(_)) {
             *self = Self::table();
         }
-        let Kind::Table(entries) = &mut self.kind else { return };
+        let ConfigValue::Table(entries) = &mut self.kind else { return };
         let at = entries.iter().position(|entry| entry.key == *first).unwrap_or_else(|| {
-            entries.push(Entry { key: first.clone(), key_span: None, value: Self::table() });
+            entries.push(TableEntry { key: first.clone(), key_span: None, value: Self::table() });
             entries.len() - 1
         });
         entries[at].value.set(rest, value);
@@ -122,20 +122,20 @@ impl ConfigNode {
     /// Converts the value for figment. Dates become text; the schema has refused them before.
     pub fn to_figment(&self) -> Value {
         match &self.kind {
-            Kind::Table(_) => self.to_dict().into(),
-            Kind::List(items) => items.iter().map(Self::to_figment).collect::<Vec<_>>().into(),
-            Kind::Text(text) | Kind::Raw(text) => text.as_str().into(),
-            Kind::Int(number) => (*number).into(),
-            Kind::Float(number) => (*number).into(),
-            Kind::Bool(value) => (*value).into(),
-            Kind::Date => "".into(),
+            ConfigValue::Table(_) => self.to_dict().into(),
+            ConfigValue::List(items) => items.iter().map(Self::to_figment).collect::<Vec<_>>().into(),
+            ConfigValue::Text(text) | ConfigValue::Raw(text) => text.as_str().into(),
+            ConfigValue::Int(number) => (*number).into(),
+            ConfigValue::Float(number) => (*number).into(),
+            ConfigValue::Bool(value) => (*value).into(),
+            ConfigValue::Date => "".into(),
         }
     }
 
     /// Converts a table for figment; empty for other values.
     pub fn to_dict(&self) -> Dict {
         match &self.kind {
-            Kind::Table(entries) => {
+            ConfigValue::Table(entries) => {
                 entries.iter().map(|entry| (entry.key.clone(), entry.value.to_figment())).collect()
             }
             _ => Dict::new(),
@@ -146,11 +146,11 @@ impl ConfigNode {
 impl From<&toml_edit::Item> for ConfigNode {
     fn from(item: &toml_edit::Item) -> Self {
         let kind = match item {
-            toml_edit::Item::None => Kind::Table(Vec::new()),
+            toml_edit::Item::None => ConfigValue::Table(Vec::new()),
             toml_edit::Item::Value(value) => return value.into(),
             toml_edit::Item::Table(table) => return table.into(),
             toml_edit::Item::ArrayOfTables(tables) => {
-                Kind::List(tables.iter().map(ConfigNode::from).collect())
+                ConfigValue::List(tables.iter().map(ConfigNode::from).collect())
             }
         };
         Self { span: item.span(), kind }
@@ -159,31 +159,31 @@ impl From<&toml_edit::Item> for ConfigNode {
 
 impl From<&toml_edit::Table> for ConfigNode {
     fn from(table: &toml_edit::Table) -> Self {
-        let entries = table.iter().map(|(key, item)| Entry {
+        let entries = table.iter().map(|(key, item)| TableEntry {
             key: key.to_owned(),
             key_span: table.key(key).and_then(toml_edit::Key::span),
             value: item.into(),
         });
-        Self { span: table.span(), kind: Kind::Table(entries.collect()) }
+        Self { span: table.span(), kind: ConfigValue::Table(entries.collect()) }
     }
 }
 
 impl From<&toml_edit::Value> for ConfigNode {
     fn from(value: &toml_edit::Value) -> Self {
         let kind = match value {
-            toml_edit::Value::String(text) => Kind::Text(text.value().clone()),
-            toml_edit::Value::Integer(number) => Kind::Int(*number.value()),
-            toml_edit::Value::Float(number) => Kind::Float(*number.value()),
-            toml_edit::Value::Boolean(value) => Kind::Bool(*value.value()),
-            toml_edit::Value::Datetime(_) => Kind::Date,
-            toml_edit::Value::Array(items) => Kind::List(items.iter().map(ConfigNode::from).collect()),
+            toml_edit::Value::String(text) => ConfigValue::Text(text.value().clone()),
+            toml_edit::Value::Integer(number) => ConfigValue::Int(*number.value()),
+            toml_edit::Value::Float(number) => ConfigValue::Float(*number.value()),
+            toml_edit::Value::Boolean(value) => ConfigValue::Bool(*value.value()),
+            toml_edit::Value::Datetime(_) => ConfigValue::Date,
+            toml_edit::Value::Array(items) => ConfigValue::List(items.iter().map(ConfigNode::from).collect()),
             toml_edit::Value::InlineTable(table) => {
-                let entries = table.iter().map(|(key, item)| Entry {
+                let entries = table.iter().map(|(key, item)| TableEntry {
                     key: key.to_owned(),
                     key_span: table.key(key).and_then(toml_edit::Key::span),
                     value: item.into(),
                 });
-                Kind::Table(entries.collect())
+                ConfigValue::Table(entries.collect())
             }
         };
         Self { span: value.span(), kind }

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::layers::{ENV_PREFIX, Layer};
+use super::layers::{ConfigLayer, ENV_PREFIX};
 use super::tree::ConfigNode;
-use crate::problem::{ConfigProblem, Place, alike};
+use crate::problem::{ConfigPlace, ConfigProblem, alike};
 use crate::schema::{format, root};
 
 /// Returns the known names at a path of the configuration, such as those of the models.
@@ -92,7 +92,10 @@ fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), AmbiguousVa
 
 /// The layers of the environment. `others` are all other layers, which contain the names. Ignores variables
 /// without `__`.
-pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<ConfigProblem>) {
+pub(crate) fn layers(
+    env: Vec<(String, String)>,
+    others: &[&[ConfigLayer]],
+) -> (Vec<ConfigLayer>, Vec<ConfigProblem>) {
     let known = |path: &[String]| {
         let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
         tables.flat_map(ConfigNode::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
@@ -101,10 +104,11 @@ pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<La
     for (name, value) in env {
         let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
         match path(key, &known) {
-            Ok(path) => layers.push(Layer::of_variable(name, &path, value)),
+            Ok(path) => layers.push(ConfigLayer::of_variable(name, &path, value)),
             Err(AmbiguousVariable { written, names }) => {
                 let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
-                let problem = ConfigProblem::new(Place::Env(name), format!("`{written}` may be {names}"));
+                let problem =
+                    ConfigProblem::new(ConfigPlace::Env(name), format!("`{written}` may be {names}"));
                 problems.push(problem.hint("write the name in the variable exactly as it is"));
             }
         }
@@ -114,11 +118,12 @@ pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<La
 }
 
 /// Reports models that only variables mention and that name nothing to serve, which are likely misspelt.
-fn unknown_models(layers: &[Layer], known: &[String]) -> Vec<ConfigProblem> {
+fn unknown_models(layers: &[ConfigLayer], known: &[String]) -> Vec<ConfigProblem> {
     let models = ["models".to_owned()];
-    let of_layer =
-        |layer: &Layer| -> Option<String> { layer.tree.find(&models)?.keys().next().map(str::to_owned) };
-    let makes = |layer: &Layer, model: &str| {
+    let of_layer = |layer: &ConfigLayer| -> Option<String> {
+        layer.tree.find(&models)?.keys().next().map(str::to_owned)
+    };
+    let makes = |layer: &ConfigLayer, model: &str| {
         let Some(own) = layer.tree.find(&[models[0].clone(), model.to_owned()]) else { return false };
         let by_variable = own
             .find(&["env".to_owned()])

@@ -11,7 +11,7 @@ use http::header::{
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
     ACCESS_CONTROL_REQUEST_HEADERS, HeaderMap, HeaderName, HeaderValue, ORIGIN, VARY,
 };
-use warden_policies::Origins;
+use warden_policies::AllowedOrigins;
 
 use crate::protocol::headers;
 
@@ -43,37 +43,37 @@ const DEFAULT_ALLOWED_HEADERS: HeaderValue =
 
 /// CORS settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cors {
+pub struct CorsConfig {
     /// Origins of the pages that may call.
-    pub origins: Origins,
+    pub origins: AllowedOrigins,
     /// Time for which browsers may cache the answer to a preflight.
     pub max_age: Duration,
     /// Keys are required.
     pub with_keys: bool,
 }
 
-impl Default for Cors {
+impl Default for CorsConfig {
     fn default() -> Self {
-        Self { origins: Origins::Mirror, max_age: Duration::ZERO, with_keys: false }
+        Self { origins: AllowedOrigins::Mirror, max_age: Duration::ZERO, with_keys: false }
     }
 }
 
-impl Cors {
+impl CorsConfig {
     /// Returns whether answers are exactly llama-server's.
     pub(crate) fn is_plain(&self) -> bool {
-        self.origins == Origins::Mirror && !self.with_keys
+        self.origins == AllowedOrigins::Mirror && !self.with_keys
     }
 
     fn allows(&self, origin: &HeaderValue) -> bool {
         match &self.origins {
-            Origins::Mirror => true,
+            AllowedOrigins::Mirror => true,
             origins => origin.to_str().is_ok_and(|origin| origins.allow(origin)),
         }
     }
 
     /// Adds the headers to an answer of the gateway, or to a backend's answer after [`strip`].
     pub(crate) fn mark(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
-        if self.origins == Origins::Off {
+        if self.origins == AllowedOrigins::Off {
             return;
         }
         // A cache must not reuse the answer to one origin for another.
@@ -99,7 +99,8 @@ impl Cors {
                 asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(DEFAULT_ALLOWED_HEADERS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted);
             headers.append(VARY, HeaderValue::from_static("Access-Control-Request-Headers"));
-            if matches!(self.origins, Origins::Only(_)) && asked.contains_key(REQUEST_PRIVATE_NETWORK) {
+            if matches!(self.origins, AllowedOrigins::Only(_)) && asked.contains_key(REQUEST_PRIVATE_NETWORK)
+            {
                 headers.insert(ALLOW_PRIVATE_NETWORK, HeaderValue::from_static("true"));
             }
         } else {
@@ -121,8 +122,12 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
 mod tests {
     use super::*;
 
-    fn cors(origins: &[&str], with_keys: bool) -> Cors {
-        Cors { origins: Origins::parse(origins).unwrap(), max_age: Duration::from_secs(600), with_keys }
+    fn cors(origins: &[&str], with_keys: bool) -> CorsConfig {
+        CorsConfig {
+            origins: AllowedOrigins::parse(origins).unwrap(),
+            max_age: Duration::from_secs(600),
+            with_keys,
+        }
     }
 
     fn asking(origin: &'static str) -> HeaderMap {
@@ -134,7 +139,7 @@ mod tests {
         fields.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value))).collect()
     }
 
-    fn answer(cors: &Cors, origin: &'static str) -> HeaderMap {
+    fn answer(cors: &CorsConfig, origin: &'static str) -> HeaderMap {
         let asked = asking(origin);
         let mut headers = cors.preflight_headers(&asked);
         cors.mark(asked.get(ORIGIN), &mut headers);

@@ -12,17 +12,17 @@
 
 use http::header::{HeaderName, HeaderValue, ORIGIN};
 use http::request::Parts;
-use warden_policies::Origins;
+use warden_policies::AllowedOrigins;
 
 use crate::access::host_check;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 /// Set by browsers; a page cannot write it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Refuses requests of pages that may not call.
-pub(crate) fn check(origins: &Origins, parts: &Parts) -> Result<(), Refusal> {
-    if *origins == Origins::Mirror || parts.method.is_safe() {
+pub(crate) fn check(origins: &AllowedOrigins, parts: &Parts) -> Result<(), RequestRefusal> {
+    if *origins == AllowedOrigins::Mirror || parts.method.is_safe() {
         return Ok(());
     }
     let origin = parts.headers.get(ORIGIN);
@@ -32,7 +32,7 @@ pub(crate) fn check(origins: &Origins, parts: &Parts) -> Result<(), Refusal> {
         Some(site) => matches!(site, b"same-origin" | b"none"),
         None => origin.is_none_or(|origin| is_same_host(origin, parts)),
     };
-    if is_ours || is_known() { Ok(()) } else { Err(Refusal::Origin) }
+    if is_ours || is_known() { Ok(()) } else { Err(RequestRefusal::Origin) }
 }
 
 /// Returns whether the page came from the host that the request is for.
@@ -53,7 +53,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (parts, ()) = request.body(()).unwrap().into_parts();
-        check(&Origins::parse(cors).unwrap(), &parts).is_ok()
+        check(&AllowedOrigins::parse(cors).unwrap(), &parts).is_ok()
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! Checks that the host named in a request is one of ours: see [`warden_policies::Names`].
+//! Checks that the host named in a request is one of ours: see [`warden_policies::HostNames`].
 
 use http::Version;
 use http::header::{HOST, HeaderValue};
 use http::request::Parts;
 use http::uri::Authority;
-use warden_policies::Names;
+use warden_policies::HostNames;
 
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 /// Returns the host of a request as its client wrote it. An absolute target takes precedence over `Host`
 /// (RFC 9112 section 3.2.2); that the two agree was checked before.
@@ -18,14 +18,14 @@ pub(crate) fn named(parts: &Parts) -> Option<&[u8]> {
 }
 
 /// Refuses a request for another host. A client that names no host is no browser and passes.
-pub(crate) fn check(names: &Names, parts: &Parts) -> Result<(), Refusal> {
-    if *names == Names::Any {
+pub(crate) fn check(names: &HostNames, parts: &Parts) -> Result<(), RequestRefusal> {
+    if *names == HostNames::Any {
         return Ok(());
     }
     match named(parts).and_then(|host| Authority::try_from(host).ok()) {
         Some(host) if names.allow(host.host()) => Ok(()),
-        Some(host) => Err(Refusal::Name(host.host().to_owned())),
+        Some(host) => Err(RequestRefusal::Name(host.host().to_owned())),
         None if parts.version < Version::HTTP_11 && !parts.headers.contains_key(HOST) => Ok(()),
-        None => Err(Refusal::Host),
+        None => Err(RequestRefusal::Host),
     }
 }

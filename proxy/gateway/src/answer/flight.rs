@@ -7,28 +7,28 @@ use std::time::Duration;
 
 use http::{Method, Version};
 use tokio::time::Instant;
-use warden_policies::Work;
+use warden_policies::WorkDone;
 
-use crate::access::keys::Pass;
-use crate::observe::{Gauges, Observer, Outcome, Record};
-use crate::requests::{Progress, Ticket};
+use crate::access::keys::ConcurrencyPass;
+use crate::observe::{GatewayGauges, GatewayObserver, RequestOutcome, RequestRecord};
+use crate::requests::{ProgressHandle, ShardTicket};
 
 /// A request in flight. Dropping it without [`InFlightRequest::finish`] means that the client left.
 pub(crate) struct InFlightRequest {
-    pub(crate) record: Record,
+    pub(crate) record: RequestRecord,
     /// The request's place in its key's concurrency limit.
-    pub(crate) pass: Option<Pass>,
+    pub(crate) pass: Option<ConcurrencyPass>,
     /// Bytes of prompt and answer whose tokens were not counted.
     pub(crate) untold: u64,
     /// Bytes of prompt text sent to a backend that has not yet reported their number of tokens.
     pub(crate) prompt_bytes: u64,
     /// Progress that operators see.
-    pub(crate) progress: Progress,
+    pub(crate) progress: ProgressHandle,
     /// Entry in the list of requests in flight.
-    ticket: Option<Ticket>,
+    ticket: Option<ShardTicket>,
     started: Instant,
-    observer: Arc<dyn Observer>,
-    gauges: Arc<Gauges>,
+    observer: Arc<dyn GatewayObserver>,
+    gauges: Arc<GatewayGauges>,
     told: bool,
 }
 
@@ -36,16 +36,16 @@ impl InFlightRequest {
     /// Boxed, because it is passed on from the request's head to the last byte of the answer; each move
     /// would copy it.
     pub(crate) fn begin(
-        observer: Arc<dyn Observer>,
-        gauges: Arc<Gauges>,
+        observer: Arc<dyn GatewayObserver>,
+        gauges: Arc<GatewayGauges>,
         request_id: String,
         peer: IpAddr,
         (method, protocol): (Method, Version),
         route: &'static str,
-        shown: impl FnOnce(&Record, Instant) -> (Option<Ticket>, Progress),
+        shown: impl FnOnce(&RequestRecord, Instant) -> (Option<ShardTicket>, ProgressHandle),
     ) -> Box<Self> {
         gauges.in_flight.fetch_add(1, Ordering::Relaxed);
-        let record = Record {
+        let record = RequestRecord {
             request_id,
             peer,
             method,
@@ -57,7 +57,7 @@ impl InFlightRequest {
             generation: None,
             status: 0,
             late_status: None,
-            outcome: Outcome::ClientGone,
+            outcome: RequestOutcome::ClientGone,
             stream: false,
             queued: Duration::ZERO,
             first_byte: None,
@@ -65,7 +65,7 @@ impl InFlightRequest {
             total: Duration::ZERO,
             bytes_in: 0,
             bytes_out: 0,
-            work: Work::default(),
+            work: WorkDone::default(),
             retries: 0,
             continued: false,
             tried: None,
@@ -118,23 +118,24 @@ impl InFlightRequest {
     }
 
     /// Reports to the observer. Only the first call does.
-    pub(crate) fn finish(&mut self, outcome: Outcome) {
+    pub(crate) fn finish(&mut self, outcome: RequestOutcome) {
         if !std::mem::replace(&mut self.told, true) {
             self.record.outcome = match outcome {
                 // A cancelled request whose client could not be informed looks as if the client had left.
-                Outcome::ClientGone if self.progress.is_cancelled() => Outcome::Cancelled,
+                RequestOutcome::ClientGone if self.progress.is_cancelled() => RequestOutcome::Cancelled,
                 outcome => outcome,
             };
             self.record.total = self.started.elapsed();
             if let Some(trace) = &mut self.record.trace {
-                let failed = (self.record.outcome != Outcome::Ok).then(|| self.record.outcome.as_str());
+                let failed =
+                    (self.record.outcome != RequestOutcome::Ok).then(|| self.record.outcome.as_str());
                 trace.end(self.record.total, failed);
             }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
                 // The prompt of a client that leaves before it is counted was evaluated all the same.
                 let uncounted =
-                    if self.record.outcome == Outcome::ClientGone { self.prompt_bytes } else { 0 };
+                    if self.record.outcome == RequestOutcome::ClientGone { self.prompt_bytes } else { 0 };
                 pass.done(self.record.work, self.untold.saturating_add(uncounted));
             }
             if let Some(ticket) = self.ticket.take() {
@@ -147,6 +148,6 @@ impl InFlightRequest {
 
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        self.finish(Outcome::ClientGone);
+        self.finish(RequestOutcome::ClientGone);
     }
 }

@@ -7,7 +7,7 @@
 //!     └ keep-alive comments meanwhile
 //! ```
 //!
-//! A client that does not read keeps no slot waiting: its request proceeds ([`ReadAhead`]) once its model
+//! A client that does not read keeps no slot waiting: its request proceeds ([`AnswerReadAhead`]) once its model
 //! is loaded.
 
 use std::io;
@@ -25,14 +25,14 @@ use super::answer_body::AnswerBody;
 use super::assemble::is_events;
 use super::teller::LoadingNotifier;
 use crate::backend::backends::BoxFuture;
-use crate::protocol::conn_state::ReadAhead;
+use crate::protocol::conn_state::AnswerReadAhead;
 use crate::refusal::{ErrorDialect, error_event};
 
 /// Bytes of an error that are read. The client gets only the status of a longer one.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 
-pub(crate) struct Interim {
-    state: State,
+pub(crate) struct InterimBody {
+    state: InterimState,
     teller: LoadingNotifier,
     every: Duration,
     next_sign: Pin<Box<Sleep>>,
@@ -41,14 +41,14 @@ pub(crate) struct Interim {
     dialect: ErrorDialect,
 }
 
-enum State {
+enum InterimState {
     Waits(BoxFuture<'static, Response<AnswerBody>>),
     Passes(Box<AnswerBody>),
     Gathers { status: u16, body: Box<AnswerBody>, read: Vec<u8> },
     Over,
 }
 
-impl Interim {
+impl InterimBody {
     /// Creates the body. The first keep-alive is sent with the head, further ones at the given interval.
     pub(crate) fn new(
         answer: BoxFuture<'static, Response<AnswerBody>>,
@@ -57,18 +57,18 @@ impl Interim {
         dialect: ErrorDialect,
     ) -> Self {
         let next_sign = Box::pin(sleep_until(Instant::now()));
-        Self { state: State::Waits(answer), teller, every, next_sign, last_words: None, dialect }
+        Self { state: InterimState::Waits(answer), teller, every, next_sign, last_words: None, dialect }
     }
 
     /// Handles the arrival of the model's answer or of a refusal.
     fn note_answer(&mut self, answer: Response<AnswerBody>) {
         let (head, body) = answer.into_parts();
         if head.status.is_success() && is_events(&head.headers) {
-            self.state = State::Passes(Box::new(body));
+            self.state = InterimState::Passes(Box::new(body));
             self.last_words = self.teller.ends();
         } else {
             let (status, body) = (head.status.as_u16(), Box::new(body));
-            self.state = State::Gathers { status, body, read: Vec::new() };
+            self.state = InterimState::Gathers { status, body, read: Vec::new() };
         }
     }
 
@@ -81,7 +81,7 @@ impl Interim {
                 return Poll::Ready(Some(Ok(Frame::data(words))));
             }
             match &mut self.state {
-                State::Waits(answer) => match answer.as_mut().poll(context) {
+                InterimState::Waits(answer) => match answer.as_mut().poll(context) {
                     Poll::Ready(answer) => self.note_answer(answer),
                     Poll::Pending => {
                         ready!(self.next_sign.as_mut().poll(context));
@@ -89,37 +89,37 @@ impl Interim {
                         return Poll::Ready(Some(Ok(Frame::data(self.teller.sign()))));
                     }
                 },
-                State::Passes(body) => return Pin::new(body.as_mut()).poll_frame(context),
-                State::Gathers { status, body, read } => {
+                InterimState::Passes(body) => return Pin::new(body.as_mut()).poll_frame(context),
+                InterimState::Gathers { status, body, read } => {
                     // Of an error body that broke off, the client gets the part that arrived.
                     let Some(Ok(frame)) = ready!(Pin::new(body.as_mut()).poll_frame(context)) else {
                         let event = error_event(*status, read, self.dialect);
-                        self.state = State::Over;
+                        self.state = InterimState::Over;
                         return Poll::Ready(Some(Ok(Frame::data(Bytes::from(event)))));
                     };
                     let data = frame.into_data().unwrap_or_default();
                     let room = MAX_ERROR_BYTES.saturating_sub(read.len());
                     read.extend_from_slice(&data[..data.len().min(room)]);
                 }
-                State::Over => return Poll::Ready(None),
+                InterimState::Over => return Poll::Ready(None),
             }
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
         match &self.state {
-            State::Passes(body) => self.last_words.is_none() && body.is_end_stream(),
-            State::Over => true,
-            State::Waits(_) | State::Gathers { .. } => false,
+            InterimState::Passes(body) => self.last_words.is_none() && body.is_end_stream(),
+            InterimState::Over => true,
+            InterimState::Waits(_) | InterimState::Gathers { .. } => false,
         }
     }
 }
 
-impl ReadAhead for Mutex<Interim> {
+impl AnswerReadAhead for Mutex<InterimBody> {
     fn read_ahead(&self, context: &mut Context<'_>) {
         let mut interim = self.lock().unwrap_or_else(PoisonError::into_inner);
         // From then on the model's own answer takes care of reading ahead.
-        if let State::Waits(answer) = &mut interim.state
+        if let InterimState::Waits(answer) = &mut interim.state
             && let Poll::Ready(answer) = answer.as_mut().poll(context)
         {
             interim.note_answer(answer);

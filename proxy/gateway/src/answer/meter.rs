@@ -13,10 +13,10 @@ use aho_corasick::packed::{Config, Searcher};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Deserializer;
-use warden_policies::Work;
-use warden_supervisor::Outcome;
+use warden_policies::WorkDone;
+use warden_supervisor::ExchangeOutcome;
 
-use crate::trace::Trace;
+use crate::trace::GatewayTrace;
 
 const OBJECT_NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
 
@@ -135,7 +135,7 @@ impl AnswerMeter {
 
     /// Returns the work that the answer reports. `events` is the number of events of a stream. If the
     /// stream was cut before its counters came, each event counts as one token, as llama-server sends them.
-    pub(crate) fn work(&self, events: Option<u64>) -> Work {
+    pub(crate) fn work(&self, events: Option<u64>) -> WorkDone {
         let cached =
             |details: &Option<TokenDetails>| details.as_ref().map_or(0, |details| details.cached_tokens);
         let usage = &self.usage;
@@ -146,7 +146,7 @@ impl AnswerMeter {
             .or_else(|| Some(usage.input_tokens?.saturating_sub(cached(&usage.input_tokens_details))))
             .or_else(|| self.evaluated.map(|(processed, cached)| processed.saturating_sub(cached)));
         let told = self.timings.predicted_n.or(usage.completion_tokens).or(usage.output_tokens);
-        Work {
+        WorkDone {
             requests: 1,
             prompt_tokens: prompt.unwrap_or(0),
             output_tokens: told.unwrap_or(0).max(events.unwrap_or(0)),
@@ -169,12 +169,12 @@ impl AnswerMeter {
     }
 
     /// Returns the outcome for the backend of an answer with this status.
-    pub(crate) fn outcome(&self, status: u16) -> Outcome {
+    pub(crate) fn outcome(&self, status: u16) -> ExchangeOutcome {
         let (usage, timings) = (&self.usage, &self.timings);
         let all = timings.prompt_n.map(|new| new.saturating_add(timings.cache_n.unwrap_or(0)));
         // Anthropic's counter excludes cached tokens; the others include them.
         let input = || Some(usage.input_tokens?.saturating_add(usage.cache_read_input_tokens.unwrap_or(0)));
-        Outcome {
+        ExchangeOutcome {
             status: Some(status),
             // A refused request was not computed, even if its message looks like a failure to compute.
             compute_error: self.compute_error && !(400..500).contains(&status),
@@ -185,7 +185,7 @@ impl AnswerMeter {
     }
 
     /// Adds the prompt to a trace, and if `whole` also the server's times for the prompt and the tokens.
-    pub(crate) fn tell(&self, trace: &mut Trace, whole: bool) {
+    pub(crate) fn tell(&self, trace: &mut GatewayTrace, whole: bool) {
         let ended = self.outcome(200);
         trace.prompt = ended.prompt.or(trace.prompt);
         let took = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).ok();
@@ -449,7 +449,7 @@ mod tests {
         ] {
             let mut meter = AnswerMeter::new(512);
             meter.feed(body.as_bytes());
-            let wanted = Outcome { status: Some(200), compute_error: false, prompt, decode, prefill };
+            let wanted = ExchangeOutcome { status: Some(200), compute_error: false, prompt, decode, prefill };
             assert_eq!(meter.outcome(200), wanted, "{body}");
         }
     }

@@ -3,19 +3,19 @@
 //! are dropped when others need the room.
 
 use bytes::Bytes;
-use warden_supervisor::{Outcome, Said, Turn};
+use warden_supervisor::{AnswerText, ConversationTurn, ExchangeOutcome};
 
 use crate::answer::continuation::AnswerTranscript;
 use crate::answer::meter::AnswerMeter;
 use crate::backend::backends::BackendLease;
-use crate::backend::message::Message;
-use crate::body::budget::Held;
+use crate::backend::message::UpstreamRequest;
+use crate::body::budget::HeldPieces;
 
 /// The parts of one exchange that are kept.
 pub(crate) struct TurnRecorder {
     path: String,
     /// Body as it was sent to the backend; `None` if it cannot be kept.
-    body: Option<Held>,
+    body: Option<HeldPieces>,
     has_media: bool,
     /// Non-streaming answer so far; `None` if it is longer than `limit`.
     said: Option<Vec<u8>>,
@@ -25,7 +25,7 @@ pub(crate) struct TurnRecorder {
 impl TurnRecorder {
     /// Starts to record a request to this path. `understood`: the supervisor can derive another request
     /// from it. At most `limit` bytes of its answer are held.
-    pub(crate) fn of(message: &Message, path: &str, understood: bool, limit: usize) -> Self {
+    pub(crate) fn of(message: &UpstreamRequest, path: &str, understood: bool, limit: usize) -> Self {
         let (images, audio) = message.media();
         let has_media = images + audio > 0;
         let body = if understood && !has_media { message.remembered() } else { None };
@@ -48,14 +48,14 @@ impl TurnRecorder {
         self,
         lease: &dyn BackendLease,
         meter: &AnswerMeter,
-        ended: &Outcome,
+        ended: &ExchangeOutcome,
         heard: Option<&AnswerTranscript>,
     ) {
         let Some(prompt) = ended.prompt else { return };
         let said = match (heard.and_then(AnswerTranscript::all), self.said) {
-            (Some(text), _) => Said::Text(text.to_owned()),
-            (None, Some(said)) if heard.is_none() && !said.is_empty() => Said::Whole(said.into()),
-            _ => Said::Nothing,
+            (Some(text), _) => AnswerText::Text(text.to_owned()),
+            (None, Some(said)) if heard.is_none() && !said.is_empty() => AnswerText::Whole(said.into()),
+            _ => AnswerText::Nothing,
         };
         let body = self.body.map(|held| {
             let mut pieces = held.again();
@@ -64,7 +64,7 @@ impl TurnRecorder {
                 _ => Bytes::from(Vec::from(pieces).concat()),
             }
         });
-        lease.note_turn(Turn {
+        lease.note_turn(ConversationTurn {
             path: self.path,
             body,
             said,

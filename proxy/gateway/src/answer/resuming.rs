@@ -6,29 +6,29 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::answer::continuation::{Cut, EventTranslator};
+use crate::answer::continuation::{EventTranslator, StreamCut};
 use crate::backend::attempts::RelayedAnswer;
 use crate::backend::backends::BoxFuture;
-use crate::observe::Record;
+use crate::observe::RequestRecord;
 
 /// Result of looking for another backend, with its cost. With a voice, that backend continues where the
 /// last one ended.
-pub(crate) type Found = (Record, Result<(RelayedAnswer, Option<EventTranslator>), Cut>);
+pub(crate) type ResumeResult = (RequestRecord, Result<(RelayedAnswer, Option<EventTranslator>), StreamCut>);
 
 pub(crate) struct ResumeSearch {
-    looking: BoxFuture<'static, Found>,
+    looking: BoxFuture<'static, ResumeResult>,
     comment: Pin<Box<Sleep>>,
     interval: Duration,
 }
 
 impl ResumeSearch {
     /// Looks for a backend and lets a comment be sent to the client every `interval`.
-    pub(crate) fn new(looking: BoxFuture<'static, Found>, interval: Duration) -> Self {
+    pub(crate) fn new(looking: BoxFuture<'static, ResumeResult>, interval: Duration) -> Self {
         Self { looking, comment: Box::pin(sleep(interval)), interval }
     }
 
     /// Returns the result, or `None` when a comment is due.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Found>> {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<ResumeResult>> {
         if let Poll::Ready(found) = self.looking.as_mut().poll(context) {
             return Poll::Ready(Some(found));
         }

@@ -8,10 +8,10 @@ use bytes::Bytes;
 use serde_json::json;
 use tokio::time::Instant;
 use warden_policies::ModelName;
-use warden_supervisor::Coming;
+use warden_supervisor::NextProcess;
 
 use crate::answer::life_sign::life_sign;
-use crate::backend::backends::Backends;
+use crate::backend::backends::LeaseProvider;
 use crate::refusal::ErrorDialect;
 
 /// Form of the progress messages.
@@ -25,7 +25,7 @@ pub(crate) enum LoadingNoticeForm {
 
 /// Writes the progress messages of one stream.
 pub(crate) struct LoadingNotifier {
-    backends: Arc<dyn Backends>,
+    backends: Arc<dyn LeaseProvider>,
     model: ModelName,
     request_id: String,
     manner: LoadingNoticeForm,
@@ -37,7 +37,7 @@ pub(crate) struct LoadingNotifier {
 
 impl LoadingNotifier {
     pub(crate) fn new(
-        backends: Arc<dyn Backends>,
+        backends: Arc<dyn LeaseProvider>,
         model: ModelName,
         request_id: String,
         manner: LoadingNoticeForm,
@@ -91,7 +91,7 @@ impl LoadingNotifier {
 }
 
 /// Describes the progress and the remaining time.
-fn stage(coming: &Coming, now: Instant) -> String {
+fn stage(coming: &NextProcess, now: Instant) -> String {
     let mut words = stage_verb(coming).to_owned();
     if let Some(left) =
         coming.left(now).filter(|left| *left >= Duration::from_secs(1) && coming.since.is_some())
@@ -103,7 +103,7 @@ fn stage(coming: &Coming, now: Instant) -> String {
 }
 
 /// Describes the progress in words that stay the same during a load.
-fn describe_first_stage(coming: &Coming) -> String {
+fn describe_first_stage(coming: &NextProcess) -> String {
     let mut words = stage_verb(coming).to_owned();
     if let Some(took) = coming.took.filter(|took| *took >= Duration::from_secs(1) && coming.since.is_some()) {
         let _written = write!(words, " (the last time it took {} s)", took.as_secs());
@@ -111,7 +111,7 @@ fn describe_first_stage(coming: &Coming) -> String {
     words
 }
 
-fn stage_verb(coming: &Coming) -> &'static str {
+fn stage_verb(coming: &NextProcess) -> &'static str {
     match (coming.since, coming.waits_for_room) {
         (Some(_), _) => "is being loaded",
         (None, true) => "waits until others have made room for it",
@@ -126,14 +126,14 @@ mod tests {
     #[test]
     fn it_is_told_how_far_a_load_is_as_far_as_that_is_known() {
         let now = Instant::now();
-        let unknown = Coming::default();
+        let unknown = NextProcess::default();
         assert_eq!(stage(&unknown, now), "waits to be loaded");
-        let room = Coming { waits_for_room: true, took: Some(Duration::from_secs(40)), ..unknown };
+        let room = NextProcess { waits_for_room: true, took: Some(Duration::from_secs(40)), ..unknown };
         assert_eq!(stage(&room, now), "waits until others have made room for it");
-        let loads = Coming { since: now.checked_sub(Duration::from_secs(15)), ..room };
+        let loads = NextProcess { since: now.checked_sub(Duration::from_secs(15)), ..room };
         assert_eq!(stage(&loads, now), "is being loaded, some 25 s are left");
         assert_eq!(describe_first_stage(&loads), "is being loaded (the last time it took 40 s)");
-        let late = Coming { since: now.checked_sub(Duration::from_secs(50)), ..room };
+        let late = NextProcess { since: now.checked_sub(Duration::from_secs(50)), ..room };
         assert_eq!(
             stage(&late, now),
             "is being loaded",

@@ -16,9 +16,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-use super::relay::Relay;
-use crate::body::budget::Held;
-use crate::protocol::conn_state::ReadAhead;
+use super::relay::AnswerRelay;
+use crate::body::budget::HeldPieces;
+use crate::protocol::conn_state::AnswerReadAhead;
 
 type PolledFrame = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
 
@@ -26,8 +26,8 @@ type PolledFrame = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
 pub(super) struct UnreadAnswer(Mutex<ReadAheadState>);
 
 struct ReadAheadState {
-    relay: Box<Relay>,
-    held: Held,
+    relay: Box<AnswerRelay>,
+    held: HeldPieces,
     /// Bytes that may be held at a time.
     limit: u64,
     /// The budget had no room for the last held piece: nothing more is read until all held pieces have
@@ -38,7 +38,7 @@ struct ReadAheadState {
 }
 
 impl UnreadAnswer {
-    pub(super) fn new(relay: Box<Relay>, held: Held, limit: u64) -> Self {
+    pub(super) fn new(relay: Box<AnswerRelay>, held: HeldPieces, limit: u64) -> Self {
         Self(Mutex::new(ReadAheadState { relay, held, limit, is_full: false, failure: None }))
     }
 
@@ -51,7 +51,7 @@ impl UnreadAnswer {
         self.lock().poll(context)
     }
 
-    /// Ends the answer for an operator: see [`Relay::cancel`].
+    /// Ends the answer for an operator: see [`AnswerRelay::cancel`].
     pub(super) fn cancel(&self, context: &Context<'_>) -> Option<PolledFrame> {
         self.lock().relay.cancel(context)
     }
@@ -67,7 +67,7 @@ impl UnreadAnswer {
     }
 }
 
-impl ReadAhead for UnreadAnswer {
+impl AnswerReadAhead for UnreadAnswer {
     fn read_ahead(&self, context: &mut Context<'_>) {
         let mut state = self.lock();
         let state = &mut *state;

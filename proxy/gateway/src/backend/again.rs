@@ -8,26 +8,26 @@ use tokio::time::Instant;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 
-use crate::backend::attempts::{Attempts, RelayedAnswer};
+use crate::backend::attempts::{BackendAttempts, RelayedAnswer};
 use crate::backend::backends::BackendLease;
-use crate::backend::message::Message;
-use crate::backend::upstream::Upstream;
+use crate::backend::message::UpstreamRequest;
+use crate::backend::upstream::UpstreamContext;
 use crate::body::limits::BodyLimits;
-use crate::observe::Record;
-use crate::refusal::Refusal;
-use crate::requests::Progress;
+use crate::observe::RequestRecord;
+use crate::refusal::RequestRefusal;
+use crate::requests::ProgressHandle;
 
 /// State needed to execute a request once more. Kept until the client has something of the answer.
-pub(crate) struct Again {
-    pub(crate) search: Search,
-    pub(crate) message: Box<Message>,
+pub(crate) struct RepeatableRequest {
+    pub(crate) search: BackendSearch,
+    pub(crate) message: Box<UpstreamRequest>,
 }
 
 /// Parameters of the search for another server.
 #[derive(Clone)]
-pub(crate) struct Search {
-    pub(crate) upstream: Arc<Upstream>,
-    pub(crate) progress: Progress,
+pub(crate) struct BackendSearch {
+    pub(crate) upstream: Arc<UpstreamContext>,
+    pub(crate) progress: ProgressHandle,
     pub(crate) model: ModelName,
     pub(crate) kind: LeaseKind,
     /// Prompt tokens, if admission needs them.
@@ -37,7 +37,7 @@ pub(crate) struct Search {
     pub(crate) deadline: Instant,
 }
 
-impl Again {
+impl RepeatableRequest {
     /// Looks for another server than the dead one and sends it the request. `died` is the client's error if
     /// there is none.
     ///
@@ -45,13 +45,15 @@ impl Again {
     /// `kept` and a copy of the search are for that.
     pub(crate) async fn run(
         self,
-        record: &mut Record,
+        record: &mut RequestRecord,
         dead: Arc<dyn BackendLease>,
-        died: Refusal,
-    ) -> Result<RelayedAnswer, Refusal> {
-        let Self { search: Search { upstream, progress, model, kind, tokens, limits, deadline }, message } =
-            self;
-        let mut attempts = Attempts {
+        died: RequestRefusal,
+    ) -> Result<RelayedAnswer, RequestRefusal> {
+        let Self {
+            search: BackendSearch { upstream, progress, model, kind, tokens, limits, deadline },
+            message,
+        } = self;
+        let mut attempts = BackendAttempts {
             upstream: &upstream,
             record,
             progress: &progress,

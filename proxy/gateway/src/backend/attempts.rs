@@ -32,25 +32,25 @@ use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_supervisor::{Address, Alone, Denied, Endpoint};
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_supervisor::{LeaseAddress, LeaseDenied, ListenAddress, SolitudeResult};
 
 use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::checkpoint::{Checkpoint, let_others_in_later};
-use crate::backend::message::Message;
-use crate::backend::pool::Pool;
+use crate::backend::checkpoint::{BodyCheckpoint, let_others_in_later};
+use crate::backend::message::UpstreamRequest;
+use crate::backend::pool::ConnectionPool;
 use crate::backend::request_body::RequestBody;
-use crate::backend::tried::{CANARY_BROKE, Canary, STOPPED};
+use crate::backend::tried::{CANARY_BROKE, CANARY_STOPPED, CanaryAttempt};
 use crate::backend::unread_body::close_after_unread_body;
-use crate::backend::upstream::Upstream;
+use crate::backend::upstream::UpstreamContext;
 use crate::backend::upstream_conn::{UpstreamConn, UpstreamSendError};
 use crate::body::intake::BodyIntake;
 use crate::body::limits::BodyLimits;
-use crate::body::sent::Sent;
-use crate::observe::Record;
-use crate::refusal::{BodyError, Refusal};
-use crate::requests::Progress;
-use crate::trace::Peer;
+use crate::body::sent::SentBody;
+use crate::observe::RequestRecord;
+use crate::refusal::{BodyError, RequestRefusal};
+use crate::requests::ProgressHandle;
+use crate::trace::TracePeer;
 
 /// Number of lease requests to the supervisor within the connect timeout, while the supervisor has not yet
 /// noticed that a generation is gone.
@@ -61,19 +61,19 @@ pub(crate) struct RelayedAnswer {
     pub(crate) response: Response<Incoming>,
     /// Pieces of its body that were read already.
     pub(crate) ahead: VecDeque<Bytes>,
-    pub(crate) backend: Box<Backend>,
+    pub(crate) backend: Box<AnsweringBackend>,
     /// The request, if it asked for a stream and may be executed once more.
-    pub(crate) kept: Option<Box<Message>>,
+    pub(crate) kept: Option<Box<UpstreamRequest>>,
 }
 
 /// Resources that serve an answer and are released with it.
-pub(crate) struct Backend {
+pub(crate) struct AnsweringBackend {
     pub(crate) lease: Arc<dyn BackendLease>,
     /// Resolves when `lease` is revoked.
     pub(crate) revoked: BoxFuture<'static, ()>,
     pub(crate) conn: UpstreamConn,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) sent: Arc<Sent>,
+    pub(crate) pool: Arc<ConnectionPool>,
+    pub(crate) sent: Arc<SentBody>,
     /// End of the whole exchange.
     pub(crate) deadline: Instant,
     /// Deadline of a canary for the first part of its answer, before the request moves to the model's own
@@ -82,11 +82,11 @@ pub(crate) struct Backend {
 }
 
 /// A request on its way to a backend, with everything that each attempt needs.
-pub(crate) struct Attempts<'a> {
-    pub(crate) upstream: &'a Upstream,
-    pub(crate) record: &'a mut Record,
+pub(crate) struct BackendAttempts<'a> {
+    pub(crate) upstream: &'a UpstreamContext,
+    pub(crate) record: &'a mut RequestRecord,
     /// Progress that operators see.
-    pub(crate) progress: &'a Progress,
+    pub(crate) progress: &'a ProgressHandle,
     pub(crate) model: &'a ModelName,
     pub(crate) kind: LeaseKind,
     /// Prompt tokens, if admission needs them.
@@ -96,15 +96,18 @@ pub(crate) struct Attempts<'a> {
     /// Limits of its body.
     pub(crate) limits: &'a BodyLimits,
     /// Set once a server died that may have executed the request: the client's error if no answer follows.
-    pub(crate) died: Option<Refusal>,
+    pub(crate) died: Option<RequestRefusal>,
     /// Time that a canary gets for the beginning of its answer.
     pub(crate) patience: Duration,
 }
 
-impl Attempts<'_> {
+impl BackendAttempts<'_> {
     /// Waits for a lease. Reads the body ahead meanwhile, because only then is a client's leaving noticed.
     #[inline]
-    pub(crate) async fn lease(&mut self, intake: &mut BodyIntake) -> Result<Arc<dyn BackendLease>, Refusal> {
+    pub(crate) async fn lease(
+        &mut self,
+        intake: &mut BodyIntake,
+    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         self.waits();
         let granted = tokio::select! {
             biased;
@@ -118,7 +121,7 @@ impl Attempts<'_> {
     pub(crate) async fn lease_loaded(
         &mut self,
         intake: &mut BodyIntake,
-    ) -> Result<Arc<dyn BackendLease>, Refusal> {
+    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         tokio::select! {
             biased;
             lease = self.loaded() => lease,
@@ -126,21 +129,21 @@ impl Attempts<'_> {
         }
     }
 
-    async fn loaded(&mut self) -> Result<Arc<dyn BackendLease>, Refusal> {
+    async fn loaded(&mut self) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         self.waits();
         let granted = self.upstream.backends.lease_loaded(self.model, self.kind, self.tokens).await;
         match granted.transpose() {
             Some(granted) => self.granted(granted),
-            None => Err(Refusal::NotLoaded { model: self.model.clone() }),
+            None => Err(RequestRefusal::NotLoaded { model: self.model.clone() }),
         }
     }
 
     /// Records the result of asking for a lease.
     pub(crate) fn granted(
         &mut self,
-        granted: Result<Arc<dyn BackendLease>, Denied>,
-    ) -> Result<Arc<dyn BackendLease>, Refusal> {
-        let lease = granted.map_err(|denied| Refusal::Denied { model: self.model.clone(), denied })?;
+        granted: Result<Arc<dyn BackendLease>, LeaseDenied>,
+    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
+        let lease = granted.map_err(|denied| RequestRefusal::Denied { model: self.model.clone(), denied })?;
         self.record.queued += lease.queued_for();
         if let Some(trace) = &mut self.record.trace {
             trace.granted(lease.queued_for());
@@ -158,15 +161,15 @@ impl Attempts<'_> {
     }
 
     /// Records that the request is sent to a backend, and makes the backend's span a child of the trace.
-    pub(crate) fn asks(&mut self, lease: &Arc<dyn BackendLease>, message: &mut Message) {
+    pub(crate) fn asks(&mut self, lease: &Arc<dyn BackendLease>, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
-            let peer = || Peer::of(lease.generation(), lease.is_canary(), lease.address());
+            let peer = || TracePeer::of(lease.generation(), lease.is_canary(), lease.address());
             message.follow(trace.asks(peer));
         }
     }
 
     /// Makes a question of our own a child of the current span. A span of its own would be of no use.
-    pub(crate) fn asks_beside(&mut self, message: &mut Message) {
+    pub(crate) fn asks_beside(&mut self, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
             message.follow(trace.asks_beside());
         }
@@ -185,9 +188,9 @@ impl Attempts<'_> {
     pub(crate) async fn run(
         &mut self,
         lease: Arc<dyn BackendLease>,
-        message: Box<Message>,
+        message: Box<UpstreamRequest>,
         deadline: Instant,
-    ) -> Result<RelayedAnswer, Refusal> {
+    ) -> Result<RelayedAnswer, RequestRefusal> {
         let relayed = {
             let searching = pin!(self.search(lease, message, deadline));
             searching.await
@@ -199,9 +202,9 @@ impl Attempts<'_> {
     pub(crate) async fn run_again(
         &mut self,
         dead: Arc<dyn BackendLease>,
-        message: Box<Message>,
+        message: Box<UpstreamRequest>,
         deadline: Instant,
-    ) -> Result<RelayedAnswer, Refusal> {
+    ) -> Result<RelayedAnswer, RequestRefusal> {
         match self.lease_once_more(dead).await {
             Ok(lease) => self.run(lease, message, deadline).await,
             Err(refusal) => Err(self.judged(refusal)),
@@ -209,7 +212,7 @@ impl Attempts<'_> {
     }
 
     /// Chooses the error to report: the first server's death, not the failed search for a second one.
-    pub(crate) fn judged(&mut self, refusal: Refusal) -> Refusal {
+    pub(crate) fn judged(&mut self, refusal: RequestRefusal) -> RequestRefusal {
         match self.died.take() {
             Some(died) if !refusal.may_have_executed() => died.merge_with(refusal),
             _ => refusal,
@@ -220,17 +223,17 @@ impl Attempts<'_> {
     async fn search(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
-        mut message: Box<Message>,
+        mut message: Box<UpstreamRequest>,
         deadline: Instant,
-    ) -> Result<RelayedAnswer, Refusal> {
+    ) -> Result<RelayedAnswer, RequestRefusal> {
         let Self { upstream, model, limits, .. } = *self;
         let config = &upstream.config.upstream;
         let mut attempt = 1;
         if lease.is_canary() {
             // Rare, so boxed: it would enlarge every request's future.
             match Box::pin(self.by_canary(lease, message, deadline)).await? {
-                Canary::Answers(relayed) => return Ok(*relayed),
-                Canary::Left(other, back) => (lease, message) = (other, back),
+                CanaryAttempt::Answers(relayed) => return Ok(*relayed),
+                CanaryAttempt::Left(other, back) => (lease, message) = (other, back),
             }
         }
         loop {
@@ -266,7 +269,7 @@ impl Attempts<'_> {
                         // Once the process has ended, it is known whether this request killed it; see below.
                         drop(timeout_at(deadline, lease.settled()).await);
                     }
-                    if let Standing::Refused { .. } = lease.standing(print) {
+                    if let RequestStanding::Refused { .. } = lease.standing(print) {
                         return Err(upstream.quarantined(model, print, true));
                     }
                 }
@@ -281,12 +284,19 @@ impl Attempts<'_> {
             };
             let failed = match result {
                 Err(_) => {
-                    return Err(Refusal::TimedOut { model: model.clone() });
+                    return Err(RequestRefusal::TimedOut { model: model.clone() });
                 }
                 Ok(Ok((response, conn, pool))) => {
                     let sent = message.sent();
-                    let backend =
-                        Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
+                    let backend = Box::new(AnsweringBackend {
+                        lease,
+                        revoked,
+                        conn,
+                        pool,
+                        sent,
+                        deadline,
+                        begins_by: None,
+                    });
                     let kept = message.streams() && self.may_repeat(&message);
                     return Ok(RelayedAnswer {
                         response,
@@ -304,7 +314,7 @@ impl Attempts<'_> {
                     return Err(upstream.quarantined(model, print, false));
                 }
                 (Some(BodyError::Stopped), _) => {
-                    return Err(Refusal::Unreachable { model: model.clone(), attempts: attempt });
+                    return Err(RequestRefusal::Unreachable { model: model.clone(), attempts: attempt });
                 }
                 (Some(fault), _) => return Err(limits.refusal(fault)),
                 (None, _) => {}
@@ -314,50 +324,50 @@ impl Attempts<'_> {
             if let Some(print) = print {
                 lease.broke(print);
             }
-            if failed != Failed::Starved {
+            if failed != AttemptFailure::Starved {
                 lease.doubt();
             }
             let held = message.is_held();
             let is_safe = message.is_safe();
             let not_begun = held && message.generates_stream() && lease.facts().no_head_means_not_begun();
             let proved = match failed {
-                Failed::Refused | Failed::Starved | Failed::Unsent => true,
-                Failed::Sent => held && (is_safe || not_begun),
-                Failed::Begun => held && is_safe,
-                Failed::Garbled => false,
+                AttemptFailure::Refused | AttemptFailure::Starved | AttemptFailure::Unsent => true,
+                AttemptFailure::Sent => held && (is_safe || not_begun),
+                AttemptFailure::Begun => held && is_safe,
+                AttemptFailure::Garbled => false,
             };
             let nothing_ran = match failed {
-                Failed::Sent => not_begun,
-                Failed::Begun | Failed::Garbled => false,
-                Failed::Refused | Failed::Starved | Failed::Unsent => true,
+                AttemptFailure::Sent => not_begun,
+                AttemptFailure::Begun | AttemptFailure::Garbled => false,
+                AttemptFailure::Refused | AttemptFailure::Starved | AttemptFailure::Unsent => true,
             };
             if let Some(print) = print.filter(|_| lease.is_alone()) {
                 // The request ran alone, so its server may have died of it. Wait for the end of the
                 // process, however long it takes (its GPU frees memory slowly): only this client waits, and
                 // another server would die the same way.
                 drop(timeout_at(deadline, lease.settled()).await);
-                if let Standing::Refused { .. } = lease.standing(print) {
+                if let RequestStanding::Refused { .. } = lease.standing(print) {
                     return Err(upstream.quarantined(model, print, !nothing_ran));
                 }
             }
-            if let Failed::Garbled = failed {
+            if let AttemptFailure::Garbled = failed {
                 let why = "it is not HTTP/1.1".to_owned();
-                return Err(Refusal::Garbled { model: model.clone(), why });
+                return Err(RequestRefusal::Garbled { model: model.clone(), why });
             }
             if !proved && !self.may_repeat(&message) {
-                return Err(Refusal::Died { model: model.clone() });
+                return Err(RequestRefusal::Died { model: model.clone() });
             }
             if !proved {
-                self.died = Some(Refusal::Died { model: model.clone() });
+                self.died = Some(RequestRefusal::Died { model: model.clone() });
                 drop(revoked);
                 lease = Box::pin(self.lease_once_more(lease)).await?;
                 continue;
             }
             if attempt >= config.attempts {
                 return Err(if nothing_ran {
-                    Refusal::Unreachable { model: model.clone(), attempts: attempt }
+                    RequestRefusal::Unreachable { model: model.clone(), attempts: attempt }
                 } else {
-                    Refusal::Died { model: model.clone() }
+                    RequestRefusal::Died { model: model.clone() }
                 });
             }
             attempt += 1;
@@ -369,7 +379,7 @@ impl Attempts<'_> {
     }
 
     /// Returns whether the request may be sent again although it may have been executed.
-    pub(super) fn may_repeat(&self, message: &Message) -> bool {
+    pub(super) fn may_repeat(&self, message: &UpstreamRequest) -> bool {
         self.died.is_none() && message.repeats()
     }
 
@@ -377,11 +387,11 @@ impl Attempts<'_> {
     pub(crate) async fn lease_once_more(
         &mut self,
         dead: Arc<dyn BackendLease>,
-    ) -> Result<Arc<dyn BackendLease>, Refusal> {
+    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         self.record.continued = true;
         self.failed("died");
         if dead.is_canary() {
-            self.leave(if dead.was_stopped() { STOPPED } else { CANARY_BROKE });
+            self.leave(if dead.was_stopped() { CANARY_STOPPED } else { CANARY_BROKE });
         } else {
             self.record.retries += 1;
         }
@@ -393,27 +403,29 @@ impl Attempts<'_> {
     async fn wait_until_alone(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
-        print: Fingerprint,
+        print: RequestFingerprint,
         deadline: Instant,
-    ) -> Result<Arc<dyn BackendLease>, Refusal> {
+    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         loop {
             match lease.standing(print) {
-                Standing::Clear => return Ok(lease),
-                Standing::Refused { .. } => {
+                RequestStanding::Clear => return Ok(lease),
+                RequestStanding::Refused { .. } => {
                     return Err(self.upstream.quarantined(self.model, print, false));
                 }
-                Standing::Suspect => {}
+                RequestStanding::Suspect => {}
             }
             // Rare, so boxed: it would enlarge every request's future.
             let alone = timeout_at(deadline, lease.clone().alone(print)).await;
-            match alone.map_err(|_| Refusal::Unreachable { model: self.model.clone(), attempts: 0 })? {
-                Alone::Granted => {
+            match alone.map_err(|_| RequestRefusal::Unreachable { model: self.model.clone(), attempts: 0 })? {
+                SolitudeResult::Granted => {
                     let_others_in_later(&lease, print, &self.upstream.tasks);
                     return Ok(lease);
                 }
-                Alone::InCompany => return Ok(lease),
-                Alone::Refused(_) => return Err(self.upstream.quarantined(self.model, print, false)),
-                Alone::Gone => {
+                SolitudeResult::InCompany => return Ok(lease),
+                SolitudeResult::Refused(_) => {
+                    return Err(self.upstream.quarantined(self.model, print, false));
+                }
+                SolitudeResult::Gone => {
                     let patience = self.upstream.config.upstream.connect_timeout;
                     lease = Box::pin(self.again(lease, patience)).await?;
                 }
@@ -428,7 +440,7 @@ impl Attempts<'_> {
         &mut self,
         failed: Arc<dyn BackendLease>,
         patience: Duration,
-    ) -> Result<Arc<dyn BackendLease>, Refusal> {
+    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         self.progress.note_waiting_again(self.record.continued);
         if failed.is_canary() {
             // The failed lease was another model's: do not wait for its end.
@@ -450,7 +462,7 @@ impl Attempts<'_> {
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
             let lease = self.granted(granted)?;
             // A remote endpoint was probed before its gate was opened again.
-            let is_remote = matches!(lease.address(), Address::Remote(_));
+            let is_remote = matches!(lease.address(), LeaseAddress::Remote(_));
             if lease.generation() != generation || is_remote || Instant::now() >= until {
                 return Ok(lease);
             }
@@ -463,10 +475,10 @@ impl Attempts<'_> {
     /// connection is made within the same attempt.
     #[inline]
     pub(crate) async fn once(
-        upstream: &Upstream,
+        upstream: &UpstreamContext,
         lease: &Arc<dyn BackendLease>,
-        message: &mut Message,
-    ) -> Result<(Response<Incoming>, UpstreamConn, Arc<Pool>), Failed> {
+        message: &mut UpstreamRequest,
+    ) -> Result<(Response<Incoming>, UpstreamConn, Arc<ConnectionPool>), AttemptFailure> {
         let pool = upstream.pool(&**lease);
         let mut request = None;
         if let Some(mut conn) = pool.reuse() {
@@ -474,8 +486,8 @@ impl Attempts<'_> {
             lease.note_asked(message.sent(), message.streams());
             match conn.send(sending).await {
                 Ok(response) => return Ok((response, conn, pool)),
-                Err(UpstreamSendError::Sent(error)) => return Err(Failed::sent(&error)),
-                Err(UpstreamSendError::Begun(error)) => return Err(Failed::begun(&error)),
+                Err(UpstreamSendError::Sent(error)) => return Err(AttemptFailure::sent(&error)),
+                Err(UpstreamSendError::Begun(error)) => return Err(AttemptFailure::begun(&error)),
                 Err(UpstreamSendError::Unsent(unsent)) => request = Some(*unsent),
             }
         }
@@ -486,52 +498,53 @@ impl Attempts<'_> {
                 if let Some(request) = request {
                     message.put_back(request);
                 }
-                return Err(Failed::refused(&error));
+                return Err(AttemptFailure::refused(&error));
             }
         };
         let request = request.unwrap_or_else(|| Self::request(upstream, message, lease));
         lease.note_asked(message.sent(), message.streams());
         match conn.send(request).await {
             Ok(response) => Ok((response, conn, pool)),
-            Err(UpstreamSendError::Sent(error)) => Err(Failed::sent(&error)),
-            Err(UpstreamSendError::Begun(error)) => Err(Failed::begun(&error)),
+            Err(UpstreamSendError::Sent(error)) => Err(AttemptFailure::sent(&error)),
+            Err(UpstreamSendError::Begun(error)) => Err(AttemptFailure::begun(&error)),
             Err(UpstreamSendError::Unsent(request)) => {
                 message.put_back(*request);
-                Err(Failed::Unsent)
+                Err(AttemptFailure::Unsent)
             }
         }
     }
 
     /// Builds the request for one attempt. A body that is still arriving gets a checkpoint at its end.
     fn request(
-        upstream: &Upstream,
-        message: &mut Message,
+        upstream: &UpstreamContext,
+        message: &mut UpstreamRequest,
         lease: &Arc<dyn BackendLease>,
     ) -> Request<RequestBody> {
         let mut request = message.request();
-        if let Address::Remote(origin) = lease.address()
+        if let LeaseAddress::Remote(origin) = lease.address()
             && let Err(error) = origin.address(&mut request)
         {
             // Cannot happen: address and key were checked at configuration, and the path was parsed.
             tracing::error!(%error, "a request cannot be addressed");
         }
         close_after_unread_body(&mut request, lease.facts());
-        request.body_mut().set_checkpoint(|| Checkpoint::new(lease, upstream.tasks.clone()));
+        request.body_mut().set_checkpoint(|| BodyCheckpoint::new(lease, upstream.tasks.clone()));
         request
     }
 }
 
 /// Connects to a generation, and checks that the generation's own process listens.
-pub(crate) async fn connect(lease: &dyn BackendLease, pool: &Pool) -> io::Result<UpstreamConn> {
+pub(crate) async fn connect(lease: &dyn BackendLease, pool: &ConnectionPool) -> io::Result<UpstreamConn> {
     let conn = pool.connect(lease.address()).await?;
     // Another process may own its port by now and would get the request.
-    let is_its_own = !matches!(lease.address(), Address::Process(Endpoint::Tcp(_))) || lease.is_running();
+    let is_its_own =
+        !matches!(lease.address(), LeaseAddress::Process(ListenAddress::Tcp(_))) || lease.is_running();
     is_its_own.then_some(conn).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
 }
 
 /// Reasons why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(crate) enum AttemptFailure {
     /// No connection.
     Refused,
     /// No connection because our process is out of file descriptors: no fault of the backend, and temporary.
@@ -546,7 +559,7 @@ pub(crate) enum Failed {
     Garbled,
 }
 
-impl Failed {
+impl AttemptFailure {
     /// Label for traces, one of a bounded set.
     pub(super) const fn as_str(self) -> &'static str {
         match self {

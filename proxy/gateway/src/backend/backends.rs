@@ -9,21 +9,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_policies::{GenerationId, ModelName, ServerFacts, WorkDone};
 use warden_supervisor::{
-    Address, Alone, CanaryRoute, Coming, ControlError, Denied, Fleet, FleetView, Kin, Lease, Outcome,
-    ResolveError, Size, Turn, Weighed,
+    AnswerIdentity, CanaryRoute, ControlError, ConversationTurn, ExchangeOutcome, Fleet, FleetView, Lease,
+    LeaseAddress, LeaseDenied, NextProcess, PromptFit, PromptSize, ResolveError, SolitudeResult,
 };
 
-use crate::backend::pool::Pool;
-use crate::body::sent::Sent;
-use crate::refusal::Refusal;
+use crate::backend::pool::ConnectionPool;
+use crate::body::sent::SentBody;
+use crate::refusal::RequestRefusal;
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Resolves models and grants leases.
-pub(crate) trait Backends: Send + Sync + 'static {
+pub(crate) trait LeaseProvider: Send + Sync + 'static {
     /// Resolves a name from a request to a model.
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
     /// Returns whether every name resolves to the only model.
@@ -34,14 +34,14 @@ pub(crate) trait Backends: Send + Sync + 'static {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>>;
     /// Like `lease`, for a request whose generation has died: a full queue does not refuse it.
     fn lease_again<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>>;
     /// Like `lease`, for a request that loads no model. The caller waits for a process that starts or is
     /// being replaced. `None` if the model is not loaded.
     fn lease_loaded<'a>(
@@ -49,7 +49,7 @@ pub(crate) trait Backends: Send + Sync + 'static {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, Denied>>;
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, LeaseDenied>>;
     /// Unloads a model: its requests end first, then its processes. `by` names who asked for it.
     fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError>;
     /// Returns the canary of a model, if there is one.
@@ -62,17 +62,17 @@ pub(crate) trait Backends: Send + Sync + 'static {
         tokens: Option<u64>,
     ) -> Option<Arc<dyn BackendLease>>;
     /// Returns whether a prompt of this size would fit into memory now.
-    fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
+    fn weigh(&self, model: &ModelName, size: PromptSize) -> PromptFit;
     /// Returns when a model without a serving process will serve; `None` if a process serves it.
-    fn coming(&self, model: &ModelName) -> Option<Coming>;
+    fn coming(&self, model: &ModelName) -> Option<NextProcess>;
     /// Returns whether a request for a model would be refused at once now.
     fn refuses(&self, model: &ModelName) -> bool;
     /// Returns whether a model is loaded, or could be without unloading another one, as far as memory is
     /// known.
     fn has_room(&self, model: &ModelName) -> bool;
     /// Returns the quarantine state of a request.
-    fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
-    fn note_refusal(&self, model: &ModelName, request: Fingerprint);
+    fn standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
+    fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
     fn view(&self) -> Arc<FleetView>;
 }
 
@@ -81,7 +81,7 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn generation(&self) -> GenerationId;
     /// Returns whether the lease is a canary's: if it fails, the model's own build answers.
     fn is_canary(&self) -> bool;
-    fn address(&self) -> &Address;
+    fn address(&self) -> &LeaseAddress;
     /// Asks the kernel whether its process still runs. Otherwise another process may answer on its port.
     fn is_running(&self) -> bool;
     /// Returns whether llama-warden stopped its process. A lease is also revoked when the process died by
@@ -89,13 +89,13 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn was_stopped(&self) -> bool;
     fn queued_for(&self) -> Duration;
     /// Identity of the generation: equal for the same command, binary and files. `None` if unknown.
-    fn kin(&self) -> Option<Kin>;
-    fn add_work(&self, work: Work);
-    fn note_outcome(&self, outcome: &Outcome);
+    fn kin(&self) -> Option<AnswerIdentity>;
+    fn add_work(&self, work: WorkDone);
+    fn note_outcome(&self, outcome: &ExchangeOutcome);
     /// Records that bytes of an answer came, or its head (0): the backend is alive.
     fn note_progress(&self, bytes: usize);
     /// Records that the request is sent, and whether it asks for a stream.
-    fn note_asked(&self, asked: Arc<Sent>, streams: bool);
+    fn note_asked(&self, asked: Arc<SentBody>, streams: bool);
     /// Records the head of the answer: whether a stream follows, and whether it is a success.
     fn note_answered(&self, streams: bool, succeeds: bool);
     /// Records that the client has everything since this moment and waits for more.
@@ -109,34 +109,34 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     /// Returns whether conversations are kept for the next process.
     fn keeps_turns(&self) -> bool;
     /// Records a request that was answered completely.
-    fn note_turn(&self, turn: Turn);
+    fn note_turn(&self, turn: ConversationTurn);
     /// Returns whether only the supervisor, and no client, may save slots.
     fn saves_for_us(&self) -> bool;
     /// Returns the connection pool of this generation, created with `init` on first use.
-    fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool>;
+    fn pool(&self, init: &dyn Fn() -> ConnectionPool) -> Arc<ConnectionPool>;
     /// Reports that the backend broke a connection: it gets no other request until it has answered a probe.
     /// Otherwise the next request in the queue would be sent to a dying process.
     fn doubt(&self);
     /// Returns the measured behaviour of its binary.
     fn facts(&self) -> ServerFacts;
     /// Returns the quarantine state of a request.
-    fn standing(&self, request: Fingerprint) -> Standing;
+    fn standing(&self, request: RequestFingerprint) -> RequestStanding;
     /// Reports that the connection broke after this request was sent completely.
-    fn broke(&self, request: Fingerprint);
+    fn broke(&self, request: RequestFingerprint);
     /// Reports that the lease of this request, which was sent completely, was revoked.
-    fn lost(&self, request: Fingerprint);
+    fn lost(&self, request: RequestFingerprint);
     /// Resolves when the fate of the generation is known after such a report. Holds no lease.
     fn settled(&self) -> BoxFuture<'static, ()>;
     /// Waits until nothing else runs in the generation's slots, for a suspect.
-    fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone>;
+    fn alone(self: Arc<Self>, request: RequestFingerprint) -> BoxFuture<'static, SolitudeResult>;
     /// Returns whether the request is alone now.
     fn is_alone(&self) -> bool;
     /// Returns for how long this request may be alone.
-    fn alone_for(&self, request: Fingerprint) -> Duration;
+    fn alone_for(&self, request: RequestFingerprint) -> Duration;
     /// Ends being alone: other requests are let in again.
     fn join(&self);
     /// Reports that a suspect was answered.
-    fn survived(&self, request: Fingerprint);
+    fn survived(&self, request: RequestFingerprint);
     /// Reports that the answer came completely and the server no longer works on it. A lease that is
     /// returned without this call, and without a broken connection, counts as a client that left.
     fn done(&self);
@@ -151,17 +151,17 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
 impl dyn BackendLease {
     /// Reports a complete answer: the backend has finished, and the request with this fingerprint is no
     /// longer a suspect.
-    pub(crate) fn answered(&self, print: Option<Fingerprint>) {
+    pub(crate) fn answered(&self, print: Option<RequestFingerprint>) {
         self.done();
-        if let Some(print) = print.filter(|print| self.standing(*print) == Standing::Suspect) {
+        if let Some(print) = print.filter(|print| self.standing(*print) == RequestStanding::Suspect) {
             self.survived(print);
         }
     }
 
     /// Returns the error for a request whose lease was revoked and that is not sent again.
-    pub(crate) fn revoked_refusal(&self, model: &ModelName) -> Refusal {
+    pub(crate) fn revoked_refusal(&self, model: &ModelName) -> RequestRefusal {
         let model = model.clone();
-        if self.was_stopped() { Refusal::Revoked { model } } else { Refusal::Died { model } }
+        if self.was_stopped() { RequestRefusal::Revoked { model } } else { RequestRefusal::Died { model } }
     }
 }
 
@@ -174,17 +174,17 @@ macro_rules! its_own {
     };
 }
 
-impl Backends for Fleet {
+impl LeaseProvider for Fleet {
     its_own! { Fleet:
         fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
         fn takes_any_name(&self) -> bool;
         fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
-        fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
-        fn coming(&self, model: &ModelName) -> Option<Coming>;
+        fn weigh(&self, model: &ModelName, size: PromptSize) -> PromptFit;
+        fn coming(&self, model: &ModelName) -> Option<NextProcess>;
         fn has_room(&self, model: &ModelName) -> bool;
         fn refuses(&self, model: &ModelName) -> bool;
-        fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
-        fn note_refusal(&self, model: &ModelName, request: Fingerprint);
+        fn standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
+        fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
         fn view(&self) -> Arc<FleetView>;
     }
 
@@ -193,7 +193,7 @@ impl Backends for Fleet {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
         Box::pin(async move {
             let lease = Fleet::lease_for(self, model, kind, tokens).await?;
             Ok(Arc::new(lease) as Arc<dyn BackendLease>)
@@ -205,7 +205,7 @@ impl Backends for Fleet {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
         Box::pin(async move {
             let lease = Fleet::lease_again(self, model, kind, tokens).await?;
             Ok(Arc::new(lease) as Arc<dyn BackendLease>)
@@ -217,7 +217,7 @@ impl Backends for Fleet {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, Denied>> {
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, LeaseDenied>> {
         Box::pin(async move {
             let lease = Fleet::lease_loaded(self, model, kind, tokens).await?;
             Ok(lease.map(|lease| Arc::new(lease) as Arc<dyn BackendLease>))
@@ -242,30 +242,30 @@ impl BackendLease for Lease {
     its_own! { Lease:
         fn generation(&self) -> GenerationId;
         fn is_canary(&self) -> bool;
-        fn address(&self) -> &Address;
+        fn address(&self) -> &LeaseAddress;
         fn is_running(&self) -> bool;
         fn was_stopped(&self) -> bool;
         fn queued_for(&self) -> Duration;
-        fn kin(&self) -> Option<Kin>;
-        fn add_work(&self, work: Work);
-        fn note_outcome(&self, outcome: &Outcome);
-        fn note_asked(&self, asked: Arc<Sent>, streams: bool);
+        fn kin(&self) -> Option<AnswerIdentity>;
+        fn add_work(&self, work: WorkDone);
+        fn note_outcome(&self, outcome: &ExchangeOutcome);
+        fn note_asked(&self, asked: Arc<SentBody>, streams: bool);
         fn note_answered(&self, streams: bool, succeeds: bool);
         fn note_waiting(&self, since: Instant);
         fn note_events(&self, events: u64);
         fn note_setting(&self, path: &str, body: Bytes);
         fn note_pause(&self);
         fn keeps_turns(&self) -> bool;
-        fn note_turn(&self, turn: Turn);
+        fn note_turn(&self, turn: ConversationTurn);
         fn saves_for_us(&self) -> bool;
         fn facts(&self) -> ServerFacts;
-        fn standing(&self, request: Fingerprint) -> Standing;
-        fn broke(&self, request: Fingerprint);
-        fn lost(&self, request: Fingerprint);
+        fn standing(&self, request: RequestFingerprint) -> RequestStanding;
+        fn broke(&self, request: RequestFingerprint);
+        fn lost(&self, request: RequestFingerprint);
         fn is_alone(&self) -> bool;
-        fn alone_for(&self, request: Fingerprint) -> Duration;
+        fn alone_for(&self, request: RequestFingerprint) -> Duration;
         fn join(&self);
-        fn survived(&self, request: Fingerprint);
+        fn survived(&self, request: RequestFingerprint);
         fn reads(&self);
         fn watches(&self);
     }
@@ -274,7 +274,7 @@ impl BackendLease for Lease {
         Lease::note_progress(self);
     }
 
-    fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
+    fn pool(&self, init: &dyn Fn() -> ConnectionPool) -> Arc<ConnectionPool> {
         self.attachment(init)
     }
 
@@ -290,7 +290,7 @@ impl BackendLease for Lease {
         Box::pin(Lease::settled(self))
     }
 
-    fn alone(self: Arc<Self>, request: Fingerprint) -> BoxFuture<'static, Alone> {
+    fn alone(self: Arc<Self>, request: RequestFingerprint) -> BoxFuture<'static, SolitudeResult> {
         Box::pin(async move { Lease::alone(&self, request).await })
     }
 

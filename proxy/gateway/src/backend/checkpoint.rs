@@ -11,20 +11,20 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 
 use tokio_util::task::TaskTracker;
-use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_supervisor::Alone;
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_supervisor::SolitudeResult;
 
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::refusal::BodyError;
 
-pub(crate) struct Checkpoint {
+pub(crate) struct BodyCheckpoint {
     /// Weak: a body must not keep a lease longer than its exchange does.
     lease: Weak<dyn BackendLease>,
     tracker: TaskTracker,
-    waiting: Option<BoxFuture<'static, Alone>>,
+    waiting: Option<BoxFuture<'static, SolitudeResult>>,
 }
 
-impl Checkpoint {
+impl BodyCheckpoint {
     pub(crate) fn new(lease: &Arc<dyn BackendLease>, tracker: TaskTracker) -> Self {
         Self { lease: Arc::downgrade(lease), tracker, waiting: None }
     }
@@ -32,36 +32,40 @@ impl Checkpoint {
     /// Returns whether the end of this body may pass.
     pub(crate) fn poll(
         &mut self,
-        print: Fingerprint,
+        print: RequestFingerprint,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), BodyError>> {
         if self.waiting.is_none() {
             let Some(lease) = self.lease.upgrade() else { return Poll::Ready(Err(BodyError::Stopped)) };
             match lease.standing(print) {
-                Standing::Clear => return Poll::Ready(Ok(())),
-                Standing::Refused { .. } => return Poll::Ready(Err(BodyError::Quarantined)),
-                Standing::Suspect => self.waiting = Some(lease.alone(print)),
+                RequestStanding::Clear => return Poll::Ready(Ok(())),
+                RequestStanding::Refused { .. } => return Poll::Ready(Err(BodyError::Quarantined)),
+                RequestStanding::Suspect => self.waiting = Some(lease.alone(print)),
             }
         }
         let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(())) };
         let alone = ready!(waiting.as_mut().poll(context));
         self.waiting = None;
         Poll::Ready(match alone {
-            Alone::Granted => {
+            SolitudeResult::Granted => {
                 if let Some(lease) = self.lease.upgrade() {
                     let_others_in_later(&lease, print, &self.tracker);
                 }
                 Ok(())
             }
-            Alone::InCompany => Ok(()),
-            Alone::Refused(_) => Err(BodyError::Quarantined),
-            Alone::Gone => Err(BodyError::Stopped),
+            SolitudeResult::InCompany => Ok(()),
+            SolitudeResult::Refused(_) => Err(BodyError::Quarantined),
+            SolitudeResult::Gone => Err(BodyError::Stopped),
         })
     }
 }
 
 /// Lets other requests in next to a suspect that runs for a long time.
-pub(crate) fn let_others_in_later(lease: &Arc<dyn BackendLease>, print: Fingerprint, tracker: &TaskTracker) {
+pub(crate) fn let_others_in_later(
+    lease: &Arc<dyn BackendLease>,
+    print: RequestFingerprint,
+    tracker: &TaskTracker,
+) {
     let (lone, after) = (Arc::downgrade(lease), lease.alone_for(print));
     drop(tracker.spawn(async move {
         tokio::time::sleep(after).await;

@@ -108,9 +108,9 @@ mod tests {
 
     use super::*;
 
-    struct Count(AtomicUsize);
+    struct WakeCount(AtomicUsize);
 
-    impl Wake for Count {
+    impl Wake for WakeCount {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_task_is_woken_for_what_comes_while_it_is_away_and_looks_itself_while_it_is_there() {
-        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let count = Arc::new(WakeCount(AtomicUsize::new(0)));
         let task = Waker::from(count.clone());
         let woken = || count.0.load(Ordering::SeqCst);
         let conn_waker = ConnWaker::new();

@@ -5,7 +5,7 @@
 
 use http::request::Parts;
 
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 /// Bytes of a request target that llama-server accepts (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
 const TARGET_BYTES: usize = 8192;
@@ -17,28 +17,28 @@ const MAX_FIELDS: usize = 100;
 const ADDED_FIELDS: usize = 4;
 
 /// Checks that llama-server accepts a request line with this target.
-pub(crate) fn check_request_line(parts: &Parts) -> Result<(), Refusal> {
+pub(crate) fn check_request_line(parts: &Parts) -> Result<(), RequestRefusal> {
     // A target that begins with its query gets a slash in front.
     let target = parts.uri.path_and_query().map_or(1, |target| {
         let text = target.as_str();
         text.len() + usize::from(!text.starts_with('/'))
     });
     if target > TARGET_BYTES {
-        return Err(Refusal::TargetTooLong { limit: TARGET_BYTES });
+        return Err(RequestRefusal::TargetTooLong { limit: TARGET_BYTES });
     }
     Ok(())
 }
 
 /// Checks all lines of a head, as it will be sent to the backend.
-pub(crate) fn check_lines(parts: &Parts) -> Result<(), Refusal> {
+pub(crate) fn check_lines(parts: &Parts) -> Result<(), RequestRefusal> {
     check_request_line(parts)?;
     // `name: value` and the line end.
     let longest = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
     if longest.is_some_and(|longest| longest > LINE_BYTES) {
-        return Err(Refusal::LineTooLong { limit: LINE_BYTES });
+        return Err(RequestRefusal::LineTooLong { limit: LINE_BYTES });
     }
     if parts.headers.len() + ADDED_FIELDS > MAX_FIELDS {
-        return Err(Refusal::TooManyFields { limit: MAX_FIELDS });
+        return Err(RequestRefusal::TooManyFields { limit: MAX_FIELDS });
     }
     Ok(())
 }
@@ -62,11 +62,11 @@ mod tests {
         let long = |length: usize| format!("/{}", "a".repeat(length - 1));
         assert!(check_lines(&parts(&long(8192), 1, 1)).is_ok());
         let refused = |parts: &Parts| check_lines(parts).unwrap_err();
-        assert!(matches!(refused(&parts(&long(8193), 1, 1)), Refusal::TargetTooLong { limit: 8192 }));
+        assert!(matches!(refused(&parts(&long(8193), 1, 1)), RequestRefusal::TargetTooLong { limit: 8192 }));
         // `x-0: ` and the line end.
         assert!(check_lines(&parts("/", 1, 8192 - 7)).is_ok());
-        assert!(matches!(refused(&parts("/", 1, 8192 - 6)), Refusal::LineTooLong { limit: 8192 }));
+        assert!(matches!(refused(&parts("/", 1, 8192 - 6)), RequestRefusal::LineTooLong { limit: 8192 }));
         assert!(check_lines(&parts("/", 96, 1)).is_ok());
-        assert!(matches!(refused(&parts("/", 97, 1)), Refusal::TooManyFields { limit: 100 }));
+        assert!(matches!(refused(&parts("/", 97, 1)), RequestRefusal::TooManyFields { limit: 100 }));
     }
 }

@@ -8,16 +8,16 @@ use http::request::Parts;
 use http::{Method, Request, Uri};
 
 use crate::backend::request_body::RequestBody;
-use crate::body::budget::Held;
+use crate::body::budget::HeldPieces;
 use crate::body::intake::BodyIntake;
-use crate::body::sent::Sent;
+use crate::body::sent::SentBody;
 use crate::protocol::headers::CONVERSATION_ID;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::route::target;
 use crate::trace;
 
 /// A request to a backend.
-pub(crate) struct Message {
+pub(crate) struct UpstreamRequest {
     head: Request<()>,
     body: OutgoingBody,
     /// The request asks for a stream.
@@ -45,9 +45,9 @@ enum OutgoingBody {
     /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
     Again(Box<BodyIntake>),
     /// Sent once, unless a connection hands it back unsent.
-    Once(Option<RequestBody>, Arc<Sent>),
+    Once(Option<RequestBody>, Arc<SentBody>),
     /// A request of our own on behalf of a client's request, which is blamed for its effects.
-    Beside(Held, Arc<Sent>),
+    Beside(HeldPieces, Arc<SentBody>),
 }
 
 /// RFC 9110 section 9.2.1. The gateway answers the other safe methods itself.
@@ -55,17 +55,17 @@ fn is_safe_method(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
-impl Message {
+impl UpstreamRequest {
     /// Creates a request with its body, as far as that was read. Boxed, because it is moved often.
     pub(crate) fn new(
         parts: Box<Parts>,
         intake: Box<BodyIntake>,
         repeating: RepeatPolicy,
-    ) -> Result<Box<Self>, Refusal> {
+    ) -> Result<Box<Self>, RequestRefusal> {
         let RepeatPolicy { generates, repeats, remembers, most_bytes } = repeating;
         let parts = *parts;
         let mut head = Request::new(());
-        *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
+        *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| RequestRefusal::Host)?;
         let is_safe = is_safe_method(&parts.method);
         // The meaning of a missing head is decided after a failure: each attempt may use another build.
         let streams = intake.is_stream();
@@ -99,7 +99,7 @@ impl Message {
                 (self.head.headers().clone(), RequestBody::again(pieces, sent))
             }
             OutgoingBody::Beside(held, sent) => {
-                *sent = Arc::new(Sent::again(sent));
+                *sent = Arc::new(SentBody::again(sent));
                 (self.head.headers().clone(), RequestBody::again(held.again(), sent.clone()))
             }
             OutgoingBody::Once(body, sent) => {
@@ -147,7 +147,7 @@ impl Message {
         self.streams
     }
 
-    pub(crate) fn sent(&self) -> Arc<Sent> {
+    pub(crate) fn sent(&self) -> Arc<SentBody> {
         match &self.body {
             OutgoingBody::Again(intake) => intake.sent.clone(),
             OutgoingBody::Once(_, sent) | OutgoingBody::Beside(_, sent) => sent.clone(),
@@ -181,7 +181,7 @@ impl Message {
 
     /// Returns the whole JSON body, to be kept until its answer is complete; `None` if it may not be held
     /// that long.
-    pub(crate) fn remembered(&self) -> Option<Held> {
+    pub(crate) fn remembered(&self) -> Option<HeldPieces> {
         match &self.body {
             OutgoingBody::Again(intake) if intake.may_stay() => intake.remembered(),
             _ => None,
@@ -198,7 +198,7 @@ impl Message {
         *head.headers_mut() = self.head.headers().clone();
         // llama-server records the events of the client's own request under this id.
         head.headers_mut().remove(CONVERSATION_ID);
-        let sent = Arc::new(Sent::again(&intake.sent));
+        let sent = Arc::new(SentBody::again(&intake.sent));
         let body = OutgoingBody::Beside(intake.beside(body)?, sent);
         Some(Self { head, body, streams, generates_stream: false, repeats: false })
     }

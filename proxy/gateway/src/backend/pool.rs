@@ -20,14 +20,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::TaskTracker;
 use warden_policies::{ServerFacts, defaults};
-use warden_supervisor::Address;
+use warden_supervisor::LeaseAddress;
 
 use crate::backend::upstream_conn::UpstreamConn;
 use crate::workers;
 
 #[derive(Debug)]
-pub(crate) struct Pool {
-    shelves: Box<[Mutex<Shelf>]>,
+pub(crate) struct ConnectionPool {
+    shelves: Box<[Mutex<PoolShelf>]>,
     kept: AtomicUsize,
     limits: PoolLimits,
     tracker: TaskTracker,
@@ -61,35 +61,35 @@ impl PoolLimits {
 
 /// The idle connections of one thread, oldest first.
 #[derive(Debug, Default)]
-struct Shelf {
-    idle: Vec<Idle>,
+struct PoolShelf {
+    idle: Vec<IdleConnection>,
     swept: bool,
 }
 
 #[derive(Debug)]
-struct Idle {
+struct IdleConnection {
     conn: UpstreamConn,
     since: Instant,
 }
 
-impl Pool {
+impl ConnectionPool {
     pub(crate) fn new(threads: usize, limits: PoolLimits, tracker: TaskTracker) -> Self {
         let shelves = (0..threads.max(1)).map(|_| Mutex::default()).collect();
         Self { shelves, kept: AtomicUsize::new(0), limits, tracker }
     }
 
-    fn shelf(&self) -> &Mutex<Shelf> {
+    fn shelf(&self) -> &Mutex<PoolShelf> {
         &self.shelves[workers::number() % self.shelves.len()]
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Shelf) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut PoolShelf) -> T) -> T {
         act(&mut self.shelf().lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Takes an idle connection, if there is a usable one.
     pub(crate) fn reuse(&self) -> Option<UpstreamConn> {
         loop {
-            let Idle { mut conn, since } = self.with(|shelf| shelf.idle.pop())?;
+            let IdleConnection { mut conn, since } = self.with(|shelf| shelf.idle.pop())?;
             self.kept.fetch_sub(1, Ordering::Relaxed);
             if since.elapsed() >= self.limits.idle {
                 // The remaining ones are older still.
@@ -103,11 +103,11 @@ impl Pool {
     }
 
     /// Makes a new connection.
-    pub(crate) async fn connect(&self, address: &Address) -> io::Result<UpstreamConn> {
+    pub(crate) async fn connect(&self, address: &LeaseAddress) -> io::Result<UpstreamConn> {
         let limit = match address {
-            Address::Process(_) => self.limits.connect,
+            LeaseAddress::Process(_) => self.limits.connect,
             // A remote endpoint needs a name lookup and a TLS handshake over the network.
-            Address::Remote(_) => self.limits.connect.max(defaults().remote.answer_limit),
+            LeaseAddress::Remote(_) => self.limits.connect.max(defaults().remote.answer_limit),
         };
         timeout(limit, UpstreamConn::connect(address, self.limits.head))
             .await
@@ -124,7 +124,7 @@ impl Pool {
             return;
         }
         let swept = self.with(|shelf| {
-            shelf.idle.push(Idle { conn, since: Instant::now() });
+            shelf.idle.push(IdleConnection { conn, since: Instant::now() });
             std::mem::replace(&mut shelf.swept, true)
         });
         if !swept {
@@ -135,7 +135,7 @@ impl Pool {
     /// Closes connections that are too old or were closed by the backend. Returns false if none is left.
     fn prune(&self) -> bool {
         let (gone, left) = self.with(|shelf| {
-            let gone: Vec<Idle> = shelf
+            let gone: Vec<IdleConnection> = shelf
                 .idle
                 .extract_if(.., |idle| idle.since.elapsed() >= self.limits.idle || !idle.conn.settle())
                 .collect();
@@ -152,7 +152,7 @@ impl Pool {
 }
 
 /// Prunes one thread's shelf until it is empty, or the pool is dropped.
-async fn sweep(pool: Weak<Pool>, every: Duration) {
+async fn sweep(pool: Weak<ConnectionPool>, every: Duration) {
     loop {
         sleep(every).await;
         let Some(pool) = pool.upgrade() else { return };

@@ -13,60 +13,60 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::backend::checkpoint::Checkpoint;
+use crate::backend::checkpoint::BodyCheckpoint;
 use crate::body::fingerprint::parts;
 use crate::body::intake::{BodyIntake, PassingBody};
 use crate::body::request_stream::RequestStream;
-use crate::body::sent::Sent;
+use crate::body::sent::SentBody;
 use crate::refusal::BodyError;
 
 pub(crate) struct RequestBody {
-    from: From,
-    sent: Arc<Sent>,
+    from: BodySource,
+    sent: Arc<SentBody>,
 }
 
-enum From {
+enum BodySource {
     Nothing,
     Again(VecDeque<Bytes>),
-    Live(Box<Live>),
+    Live(Box<LiveBody>),
 }
 
-struct Live {
+struct LiveBody {
     body: PassingBody,
     /// Start of the wait for the client, and its time limit.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
-    checkpoint: Option<Checkpoint>,
+    checkpoint: Option<BodyCheckpoint>,
     /// The last piece, until the checkpoint decides.
     last: Option<Bytes>,
 }
 
 impl RequestBody {
-    pub(crate) fn nothing(sent: Arc<Sent>) -> Self {
-        Self::new(From::Nothing, sent)
+    pub(crate) fn nothing(sent: Arc<SentBody>) -> Self {
+        Self::new(BodySource::Nothing, sent)
     }
 
     /// Creates a body of which every piece is held elsewhere.
-    pub(crate) fn again(pieces: VecDeque<Bytes>, sent: Arc<Sent>) -> Self {
-        Self::new(From::Again(pieces), sent)
+    pub(crate) fn again(pieces: VecDeque<Bytes>, sent: Arc<SentBody>) -> Self {
+        Self::new(BodySource::Again(pieces), sent)
     }
 
     /// Creates a body from the pieces that are here, then the rest as it arrives.
     pub(crate) fn once(intake: Box<BodyIntake>) -> Self {
         let sent = intake.sent.clone();
-        let live = |body| Box::new(Live { body, waiting: None, checkpoint: None, last: None });
-        Self::new(intake.pass().map_or(From::Nothing, |body| From::Live(live(body))), sent)
+        let live = |body| Box::new(LiveBody { body, waiting: None, checkpoint: None, last: None });
+        Self::new(intake.pass().map_or(BodySource::Nothing, |body| BodySource::Live(live(body))), sent)
     }
 
     /// Sets a checkpoint for the end of the body, if that is still to come.
-    pub(crate) fn set_checkpoint(&mut self, checkpoint: impl FnOnce() -> Checkpoint) {
-        if let From::Live(live) = &mut self.from
+    pub(crate) fn set_checkpoint(&mut self, checkpoint: impl FnOnce() -> BodyCheckpoint) {
+        if let BodySource::Live(live) = &mut self.from
             && live.body.rest.is_some()
         {
             live.checkpoint = Some(checkpoint());
         }
     }
 
-    fn new(from: From, sent: Arc<Sent>) -> Self {
+    fn new(from: BodySource, sent: Arc<SentBody>) -> Self {
         let body = Self { from, sent };
         if body.ended() {
             // A connection never polls a body that is empty.
@@ -76,7 +76,7 @@ impl RequestBody {
     }
 
     fn end_copy(&mut self) {
-        if let From::Live(live) = &mut self.from
+        if let BodySource::Live(live) = &mut self.from
             && let Some(copy) = live.body.copy.take()
         {
             copy.end();
@@ -85,9 +85,9 @@ impl RequestBody {
 
     fn ended(&self) -> bool {
         match &self.from {
-            From::Nothing => true,
-            From::Again(pieces) => pieces.is_empty(),
-            From::Live(live) => {
+            BodySource::Nothing => true,
+            BodySource::Again(pieces) => pieces.is_empty(),
+            BodySource::Live(live) => {
                 live.body.held.len() == 0
                     && live.last.is_none()
                     && live.checkpoint.is_none()
@@ -107,9 +107,9 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         let item = match &mut this.from {
-            From::Nothing => None,
-            From::Again(pieces) => pieces.pop_front().map(Ok),
-            From::Live(live) => match live.body.held.pop() {
+            BodySource::Nothing => None,
+            BodySource::Again(pieces) => pieces.pop_front().map(Ok),
+            BodySource::Live(live) => match live.body.held.pop() {
                 Some(piece) => Some(Ok(piece)),
                 None => ready!(live.poll_rest(context, &this.sent)),
             },
@@ -124,7 +124,7 @@ impl Body for RequestBody {
             }
             Some(Err(fault)) => {
                 this.sent.note_fault(fault);
-                this.from = From::Nothing;
+                this.from = BodySource::Nothing;
                 Poll::Ready(Some(Err(fault)))
             }
             None => {
@@ -141,9 +141,11 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.from {
-            From::Nothing => SizeHint::with_exact(0),
-            From::Again(pieces) => SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum()),
-            From::Live(live) => {
+            BodySource::Nothing => SizeHint::with_exact(0),
+            BodySource::Again(pieces) => {
+                SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
+            }
+            BodySource::Live(live) => {
                 match live.body.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact()) {
                     Some(rest) => {
                         let last = live.last.as_ref().map_or(0, Bytes::len) as u64;
@@ -162,11 +164,11 @@ fn is_done(rest: &RequestStream) -> bool {
     rest.is_end_stream() || rest.size_hint().exact() == Some(0)
 }
 
-impl Live {
+impl LiveBody {
     fn poll_rest(
         &mut self,
         context: &mut Context<'_>,
-        sent: &Sent,
+        sent: &SentBody,
     ) -> Poll<Option<Result<Bytes, BodyError>>> {
         if self.last.is_some() {
             return self.poll_last(context, sent);
@@ -227,7 +229,7 @@ impl Live {
     fn poll_last(
         &mut self,
         context: &mut Context<'_>,
-        sent: &Sent,
+        sent: &SentBody,
     ) -> Poll<Option<Result<Bytes, BodyError>>> {
         let print = self.body.printer.finish();
         if sent.bytes.load(Ordering::Relaxed) > 0 {

@@ -11,20 +11,20 @@ use http::Response;
 use hyper::body::{Body as _, Incoming};
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::attempts::{Attempts, Backend, Failed, RelayedAnswer};
+use crate::backend::attempts::{AnsweringBackend, AttemptFailure, BackendAttempts, RelayedAnswer};
 use crate::backend::backends::BackendLease;
-use crate::backend::message::Message;
+use crate::backend::message::UpstreamRequest;
 use crate::protocol::{headers, wire};
-use crate::refusal::{BodyError, Refusal};
+use crate::refusal::{BodyError, RequestRefusal};
 
-impl Attempts<'_> {
+impl BackendAttempts<'_> {
     /// Makes one attempt by a canary. Without a sound answer, returns a lease of the model's own build.
     pub(super) async fn by_canary(
         &mut self,
         lease: Arc<dyn BackendLease>,
-        mut message: Box<Message>,
+        mut message: Box<UpstreamRequest>,
         deadline: Instant,
-    ) -> Result<Canary, Refusal> {
+    ) -> Result<CanaryAttempt, RequestRefusal> {
         let Self { upstream, model, limits, .. } = *self;
         self.asks(&lease, &mut message);
         let mut revoked = lease.clone().revoked();
@@ -40,7 +40,8 @@ impl Attempts<'_> {
         let why = match result {
             Some(Ok(Ok((response, conn, pool)))) => {
                 let (sent, begins_by) = (message.sent(), Some(until));
-                let backend = Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by });
+                let backend =
+                    Box::new(AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by });
                 match check_canary_answer(
                     response,
                     backend,
@@ -52,7 +53,7 @@ impl Attempts<'_> {
                     Ok((response, ahead, backend)) => {
                         let kept = message.streams() && self.may_repeat(&message);
                         let kept = kept.then_some(message);
-                        return Ok(Canary::Answers(Box::new(RelayedAnswer {
+                        return Ok(CanaryAttempt::Answers(Box::new(RelayedAnswer {
                             response,
                             ahead,
                             backend,
@@ -60,13 +61,13 @@ impl Attempts<'_> {
                         })));
                     }
                     Err((backend, why)) => {
-                        let Backend { lease, sent, .. } = *backend;
+                        let AnsweringBackend { lease, sent, .. } = *backend;
                         if let Some(print) = sent.sent_fingerprint().filter(|_| why == CANARY_BROKE) {
                             lease.broke(print);
                             lease.doubt();
                         }
                         let other = self.instead(lease, why).await?;
-                        return Ok(Canary::Left(other, message));
+                        return Ok(CanaryAttempt::Left(other, message));
                     }
                 }
             }
@@ -74,7 +75,7 @@ impl Attempts<'_> {
                 if let Some(print) = message.sent().sent_fingerprint() {
                     lease.lost(print);
                 }
-                if lease.was_stopped() { STOPPED } else { CANARY_BROKE }
+                if lease.was_stopped() { CANARY_STOPPED } else { CANARY_BROKE }
             }
             Some(Err(_)) => "it did not answer in time",
             Some(Ok(Err(failed))) => {
@@ -90,15 +91,15 @@ impl Attempts<'_> {
                 if let Some(print) = sent.sent_fingerprint().filter(|_| failed.was_sent()) {
                     lease.broke(print);
                 }
-                if failed != Failed::Starved {
+                if failed != AttemptFailure::Starved {
                     lease.doubt();
                 }
-                if failed == Failed::Garbled { ANSWER_GARBLED } else { CANARY_BROKE }
+                if failed == AttemptFailure::Garbled { ANSWER_GARBLED } else { CANARY_BROKE }
             }
         };
         drop(revoked);
         let other = self.instead(lease, why).await?;
-        Ok(Canary::Left(other, message))
+        Ok(CanaryAttempt::Left(other, message))
     }
 
     /// Takes a lease of the model's own build in place of a canary's.
@@ -106,7 +107,7 @@ impl Attempts<'_> {
         &mut self,
         lease: Arc<dyn BackendLease>,
         why: &'static str,
-    ) -> Result<Arc<dyn BackendLease>, Refusal> {
+    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         tracing::debug!(model = %self.model, why, "a canary is left for the model's own build");
         self.failed("canary_left");
         self.leave(why);
@@ -118,7 +119,7 @@ impl Attempts<'_> {
         self.record.retries += 1;
         match &mut self.record.tried {
             // Neither a deliberate stop nor a large answer is the canary's fault.
-            tried if why == STOPPED || why == ANSWER_TOO_LARGE => *tried = None,
+            tried if why == CANARY_STOPPED || why == ANSWER_TOO_LARGE => *tried = None,
             Some(tried) => tried.left = Some(why),
             None => {}
         }
@@ -126,15 +127,15 @@ impl Attempts<'_> {
 }
 
 /// Result of a request that was sent to a canary.
-pub(super) enum Canary {
+pub(super) enum CanaryAttempt {
     Answers(Box<RelayedAnswer>),
     /// The canary failed: a lease of the model's own build, and the request.
-    Left(Arc<dyn BackendLease>, Box<Message>),
+    Left(Arc<dyn BackendLease>, Box<UpstreamRequest>),
 }
 
 /// Reasons why a canary was abandoned.
 pub(super) const CANARY_BROKE: &str = "its process ended, or its connection broke";
-pub(super) const STOPPED: &str = "it was stopped";
+pub(super) const CANARY_STOPPED: &str = "it was stopped";
 /// An answer larger than the limit could not be replaced once it has begun; no fault of the canary.
 const ANSWER_TOO_LARGE: &str = "its answer is larger than is held";
 const ANSWER_GARBLED: &str = "what it answered cannot be read";
@@ -144,10 +145,11 @@ const ANSWER_GARBLED: &str = "what it answered cannot be read";
 /// could be mended behind that.
 async fn check_canary_answer(
     mut response: Response<Incoming>,
-    mut backend: Box<Backend>,
+    mut backend: Box<AnsweringBackend>,
     most: usize,
     until: Instant,
-) -> Result<(Response<Incoming>, VecDeque<Bytes>, Box<Backend>), (Box<Backend>, &'static str)> {
+) -> Result<(Response<Incoming>, VecDeque<Bytes>, Box<AnsweringBackend>), (Box<AnsweringBackend>, &'static str)>
+{
     // The model's own build may accept what the canary refuses: one of them may not know a route or a field.
     if !response.status().is_success() {
         return Err((backend, "it answered with an error"));
@@ -167,7 +169,7 @@ async fn check_canary_answer(
             biased;
             piece = timeout_at(until, next) => piece,
             () = &mut backend.revoked => {
-                let why = if backend.lease.was_stopped() { STOPPED } else { CANARY_BROKE };
+                let why = if backend.lease.was_stopped() { CANARY_STOPPED } else { CANARY_BROKE };
                 return Err((backend, why));
             }
         };

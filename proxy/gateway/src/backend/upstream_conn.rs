@@ -28,7 +28,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use warden_supervisor::{Address, Endpoint, Wire, private_dir};
+use warden_supervisor::{EndpointStream, LeaseAddress, ListenAddress, private_dir};
 
 use crate::backend::conn_waker::ConnWaker;
 use crate::backend::request_body::RequestBody;
@@ -59,7 +59,7 @@ pub(crate) enum IncompleteAnswer {
 pub(crate) struct UpstreamConn {
     sender: SendRequest<RequestBody>,
     /// `None` once the connection has ended, or has a task of its own.
-    connection: Option<Box<Connection<TokioIo<Socket>, RequestBody>>>,
+    connection: Option<Box<Connection<TokioIo<UpstreamSocket>, RequestBody>>>,
     task: Option<AbortOnDropHandle<()>>,
     conn_waker: Arc<ConnWaker>,
     waker: Waker,
@@ -87,10 +87,10 @@ pub(crate) enum UpstreamSendError {
 
 impl UpstreamConn {
     /// Connects. `head`: largest response head, in bytes.
-    pub(crate) async fn connect(address: &Address, head: usize) -> io::Result<Self> {
+    pub(crate) async fn connect(address: &LeaseAddress, head: usize) -> io::Result<Self> {
         let stream = open_stream(address).await?;
         let conn_waker = ConnWaker::new();
-        let socket = Socket { stream, conn_waker: conn_waker.clone() };
+        let socket = UpstreamSocket { stream, conn_waker: conn_waker.clone() };
         let (sender, connection) = Builder::new()
             .max_buf_size(head)
             .handshake(TokioIo::new(socket))
@@ -276,9 +276,9 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Resu
 
 /// Connects. A Unix socket with a full backlog (llama-server's has 128 places) reports that at once instead
 /// of letting the caller wait; that is retried and is no refusal.
-async fn open_stream(address: &Address) -> io::Result<UpstreamStream> {
+async fn open_stream(address: &LeaseAddress) -> io::Result<UpstreamStream> {
     match address {
-        Address::Process(Endpoint::Unix(path)) => loop {
+        LeaseAddress::Process(ListenAddress::Unix(path)) => loop {
             match UnixStream::connect(path).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_PAUSE).await,
                 done => {
@@ -293,25 +293,25 @@ async fn open_stream(address: &Address) -> io::Result<UpstreamStream> {
                 }
             }
         },
-        Address::Process(Endpoint::Tcp(address)) => {
+        LeaseAddress::Process(ListenAddress::Tcp(address)) => {
             let stream = TcpStream::connect(address).await?;
             // With Nagle's algorithm, an answer to a small request waits 40 ms for an acknowledgement.
             stream.set_nodelay(true)?;
             Ok(UpstreamStream::Tcp(stream))
         }
         // Rare and large, so boxed: it would enlarge every request's future.
-        Address::Remote(origin) => Box::pin(origin.connect()).await.map(UpstreamStream::Remote),
+        LeaseAddress::Remote(origin) => Box::pin(origin.connect()).await.map(UpstreamStream::Remote),
     }
 }
 
 enum UpstreamStream {
     Unix(UnixStream),
     Tcp(TcpStream),
-    Remote(Wire),
+    Remote(EndpointStream),
 }
 
 /// A socket that records received bytes in the waker.
-struct Socket {
+struct UpstreamSocket {
     stream: UpstreamStream,
     conn_waker: Arc<ConnWaker>,
 }
@@ -327,7 +327,7 @@ macro_rules! either {
     };
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for UpstreamSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -342,7 +342,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for UpstreamSocket {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         either!(self, stream => Pin::new(stream).poll_write(context, bytes))
     }

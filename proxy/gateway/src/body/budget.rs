@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-use crate::body::splice::{self, Edit};
-use crate::observe::Gauges;
+use crate::body::splice::{self, ByteEdit};
+use crate::observe::GatewayGauges;
 
 /// Overhead of a held piece: its handle and a share of the buffer it is cut from. Without it, a body in
 /// pieces of one byte would take many times its budget.
@@ -30,32 +30,32 @@ pub fn most_of_one_client(all: u64) -> u64 {
 
 /// Bytes held for one client: an address or a key.
 #[derive(Debug, Default)]
-pub(crate) struct Share(AtomicUsize);
+pub(crate) struct ClientShare(AtomicUsize);
 
 /// A client address.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer {
+pub(crate) struct ClientPeer {
     pub(crate) ip: IpAddr,
     /// Bytes held of the bodies from this address.
-    pub(crate) held: Arc<Share>,
+    pub(crate) held: Arc<ClientShare>,
 }
 
 /// The common budget, and the shares of the client that takes from it.
 #[derive(Clone, Debug)]
-pub(crate) struct Budget {
-    gauges: Arc<Gauges>,
+pub(crate) struct BodyBudget {
+    gauges: Arc<GatewayGauges>,
     limit: usize,
-    peer: Option<Arc<Share>>,
-    key: Option<Arc<Share>>,
+    peer: Option<Arc<ClientShare>>,
+    key: Option<Arc<ClientShare>>,
 }
 
-impl Budget {
-    pub(crate) fn new(gauges: Arc<Gauges>, limit: usize) -> Self {
+impl BodyBudget {
+    pub(crate) fn new(gauges: Arc<GatewayGauges>, limit: usize) -> Self {
         Self { gauges, limit, peer: None, key: None }
     }
 
     /// Returns the budget for a client.
-    pub(crate) fn of(&self, peer: Arc<Share>, key: Option<Arc<Share>>) -> Self {
+    pub(crate) fn of(&self, peer: Arc<ClientShare>, key: Option<Arc<ClientShare>>) -> Self {
         Self { peer: Some(peer), key, ..self.clone() }
     }
 
@@ -85,27 +85,27 @@ impl Budget {
         self.gauges.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn shares(&self) -> impl Iterator<Item = &Arc<Share>> {
+    fn shares(&self) -> impl Iterator<Item = &Arc<ClientShare>> {
         self.peer.iter().chain(&self.key)
     }
 }
 
 /// Pieces of one body, in order, under the budget. They are never joined into one buffer.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldPieces {
     pieces: VecDeque<Bytes>,
     bytes: u64,
     reserved: usize,
-    budget: Budget,
+    budget: BodyBudget,
 }
 
-impl Held {
-    pub(crate) fn new(budget: Budget) -> Self {
+impl HeldPieces {
+    pub(crate) fn new(budget: BodyBudget) -> Self {
         Self { pieces: VecDeque::new(), bytes: 0, reserved: 0, budget }
     }
 
     /// Reserves memory for something else than pieces; `None` if the budget is used up.
-    pub(crate) fn reserved(budget: Budget, bytes: usize) -> Option<Self> {
+    pub(crate) fn reserved(budget: BodyBudget, bytes: usize) -> Option<Self> {
         budget.take(bytes).then(|| {
             let mut held = Self::new(budget);
             held.reserved = bytes;
@@ -176,7 +176,7 @@ impl Held {
 
     /// Changes the bytes in place. Returns false and changes nothing if the budget has no room for the
     /// added bytes.
-    pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> bool {
+    pub(crate) fn edit(&mut self, edits: Vec<ByteEdit>) -> bool {
         let added: usize = edits.iter().map(|edit| edit.text.len() + 2 * PIECE_OVERHEAD).sum();
         if !self.budget.take(added) {
             return false;
@@ -194,7 +194,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldPieces {
     fn drop(&mut self) {
         self.budget.give(self.reserved);
     }
@@ -218,32 +218,36 @@ mod tests {
 
     #[test]
     fn whoever_holds_much_leaves_room_for_others_by_its_address_and_by_its_key() {
-        let budget = Budget::new(Arc::new(Gauges::default()), 3_000_000);
-        let share = Arc::<Share>::default;
-        let fill = |held: &mut Held| {
+        let budget = BodyBudget::new(Arc::new(GatewayGauges::default()), 3_000_000);
+        let share = Arc::<ClientShare>::default;
+        let fill = |held: &mut HeldPieces| {
             while held.push(Bytes::from_static(&[0; 10_000])).is_ok() {}
             held.len()
         };
         let (peer, key) = (share(), share());
-        let mut one = Held::new(budget.of(peer.clone(), None));
+        let mut one = HeldPieces::new(budget.of(peer.clone(), None));
         let first = fill(&mut one);
         assert!((1_900_000..=2_000_000).contains(&first), "{first}");
-        assert_eq!(fill(&mut Held::new(budget.of(peer.clone(), Some(key.clone())))), 0, "the same address");
-        let mut two = Held::new(budget.of(share(), Some(key.clone())));
+        assert_eq!(
+            fill(&mut HeldPieces::new(budget.of(peer.clone(), Some(key.clone())))),
+            0,
+            "the same address"
+        );
+        let mut two = HeldPieces::new(budget.of(share(), Some(key.clone())));
         let second = fill(&mut two);
         assert!((600_000..=667_000).contains(&second), "{second}");
-        assert_eq!(fill(&mut Held::new(budget.of(share(), Some(key.clone())))), 0, "the same key");
-        assert!(fill(&mut Held::new(budget.of(share(), Some(share())))) > 200_000, "neither");
+        assert_eq!(fill(&mut HeldPieces::new(budget.of(share(), Some(key.clone())))), 0, "the same key");
+        assert!(fill(&mut HeldPieces::new(budget.of(share(), Some(share())))) > 200_000, "neither");
         drop((one, two));
         assert_eq!((peer.0.load(Ordering::Relaxed), key.0.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]
     fn the_budget_is_common_and_comes_back() {
-        let gauges = Arc::new(Gauges::default());
-        let budget = Budget::new(gauges.clone(), 300);
-        let mut one = Held::new(budget.clone());
-        let mut two = Held::new(budget.clone());
+        let gauges = Arc::new(GatewayGauges::default());
+        let budget = BodyBudget::new(gauges.clone(), 300);
+        let mut one = HeldPieces::new(budget.clone());
+        let mut two = HeldPieces::new(budget.clone());
         assert!(one.push(Bytes::from_static(&[0; 100])).is_ok());
         assert!(two.push(Bytes::from_static(&[0; 50])).is_ok());
         assert_eq!(two.push(Bytes::from_static(&[0; 50])).unwrap_err().len(), 50);

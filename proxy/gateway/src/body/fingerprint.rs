@@ -15,7 +15,7 @@ use std::sync::Arc;
 use highway::{HighwayHash, HighwayHasher, Key};
 use http::Method;
 use twox_hash::xxhash3_128::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
-use warden_policies::quarantine::Fingerprint;
+use warden_policies::quarantine::RequestFingerprint;
 
 /// Bytes of a body that `HighwayHash` reads itself.
 const DIRECT_BYTES: usize = 64 * 1024;
@@ -55,7 +55,11 @@ impl FingerprintKey {
         highway.append(path.as_bytes());
         // Neither method nor path has a zero byte, so no path can be taken for the beginning of a body.
         highway.append(&[0]);
-        FingerprintHasher { highway, read: 0, rest: self.xxh3.clone().map_or(Rest::Refused, Rest::None) }
+        FingerprintHasher {
+            highway,
+            read: 0,
+            rest: self.xxh3.clone().map_or(RestHasher::Refused, RestHasher::None),
+        }
     }
 }
 
@@ -73,11 +77,11 @@ pub(crate) struct FingerprintHasher {
     highway: HighwayHasher,
     /// Bytes of the body that `highway` has read: at most `DIRECT_BYTES`, unless it reads all of them.
     read: usize,
-    rest: Rest,
+    rest: RestHasher,
 }
 
 /// Hash of the bytes after the first `DIRECT_BYTES`.
-enum Rest {
+enum RestHasher {
     /// No such bytes so far.
     None(Arc<XxhHasher>),
     /// XXH3. Boxed, because few bodies are that long.
@@ -102,24 +106,24 @@ impl FingerprintHasher {
         if behind.is_empty() {
             return;
         }
-        if let Rest::None(xxh3) = &self.rest {
-            self.rest = Rest::Long(Box::new(XxhHasher::clone(xxh3)));
+        if let RestHasher::None(xxh3) = &self.rest {
+            self.rest = RestHasher::Long(Box::new(XxhHasher::clone(xxh3)));
         }
         match &mut self.rest {
-            Rest::Long(xxh3) => xxh3.write(behind),
-            Rest::None(_) | Rest::Refused => self.highway.append(behind),
+            RestHasher::Long(xxh3) => xxh3.write(behind),
+            RestHasher::None(_) | RestHasher::Refused => self.highway.append(behind),
         }
     }
 
     /// Returns the fingerprint of everything added so far.
-    pub(crate) fn finish(&self) -> Fingerprint {
+    pub(crate) fn finish(&self) -> RequestFingerprint {
         // Finish a copy: more pieces may be added to this one.
         let mut highway = self.highway.clone();
-        if let Rest::Long(xxh3) = &self.rest {
+        if let RestHasher::Long(xxh3) = &self.rest {
             highway.append(&xxh3.finish_128().to_le_bytes());
         }
         let [low, high] = highway.finalize128();
-        Fingerprint(u128::from(high) << 64 | u128::from(low))
+        RequestFingerprint(u128::from(high) << 64 | u128::from(low))
     }
 }
 
@@ -133,7 +137,7 @@ mod tests {
         FingerprintKey::of([1, 2, 3, 4], SECRET, &[9; 256])
     }
 
-    fn of(key: &FingerprintKey, method: &Method, path: &str, pieces: &[&[u8]]) -> Fingerprint {
+    fn of(key: &FingerprintKey, method: &Method, path: &str, pieces: &[&[u8]]) -> RequestFingerprint {
         let mut printer = key.begin(method, path);
         for piece in pieces {
             printer.add(piece);

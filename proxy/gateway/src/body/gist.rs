@@ -59,9 +59,9 @@ impl ValueGist {
     }
 }
 
-struct Reader;
+struct GistVisitor;
 
-impl<'de> Visitor<'de> for Reader {
+impl<'de> Visitor<'de> for GistVisitor {
     type Value = ValueGist;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,7 +102,7 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<ValueGist, A::Error> {
         let (mut kind, mut format) = (None, None);
-        while let Some(name) = members.next_key::<Word>()? {
+        while let Some(name) = members.next_key::<ShortText>()? {
             match name.0.as_deref() {
                 // The last of several counts, as in llama-server's parser.
                 Some("type") => kind = Some(Box::new(members.next_value()?)),
@@ -116,14 +116,14 @@ impl<'de> Visitor<'de> for Reader {
 
 impl<'de> Deserialize<'de> for ValueGist {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Reader)
+        from.deserialize_any(GistVisitor)
     }
 }
 
 /// A short text; `None` for a longer one.
-struct Word(Option<Box<str>>);
+struct ShortText(Option<Box<str>>);
 
-impl<'de> Deserialize<'de> for Word {
+impl<'de> Deserialize<'de> for ShortText {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         match ValueGist::deserialize(from)? {
             ValueGist::Text(word) => Ok(Self(word)),
@@ -139,9 +139,9 @@ pub(crate) struct LastRole(pub(crate) Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for LastRole {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Listed;
+        struct MessageListVisitor;
 
-        impl<'de> Visitor<'de> for Listed {
+        impl<'de> Visitor<'de> for MessageListVisitor {
             type Value = LastRole;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -179,45 +179,45 @@ impl<'de> Deserialize<'de> for LastRole {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<LastRole, A::Error> {
                 let mut last = None;
-                while let Some(Role(role)) = messages.next_element()? {
+                while let Some(MessageRole(role)) = messages.next_element()? {
                     last = role;
                 }
                 Ok(LastRole(last))
             }
         }
 
-        from.deserialize_any(Listed)
+        from.deserialize_any(MessageListVisitor)
     }
 }
 
 /// Role of one message.
-struct Role(Option<Box<str>>);
+struct MessageRole(Option<Box<str>>);
 
-impl<'de> Deserialize<'de> for Role {
+impl<'de> Deserialize<'de> for MessageRole {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Message;
+        struct RoleVisitor;
 
-        impl<'de> Visitor<'de> for Message {
-            type Value = Role;
+        impl<'de> Visitor<'de> for RoleVisitor {
+            type Value = MessageRole;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a message")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Role, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<MessageRole, A::Error> {
                 let mut role = None;
-                while let Some(name) = members.next_key::<Word>()? {
+                while let Some(name) = members.next_key::<ShortText>()? {
                     if name.0.as_deref() == Some("role") {
-                        role = members.next_value::<Word>()?.0;
+                        role = members.next_value::<ShortText>()?.0;
                     } else {
                         members.next_value::<IgnoredAny>()?;
                     }
                 }
-                Ok(Role(role))
+                Ok(MessageRole(role))
             }
         }
 
-        from.deserialize_map(Message)
+        from.deserialize_map(RoleVisitor)
     }
 }
 

@@ -26,28 +26,28 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 use warden_policies::defaults::Server;
 
-use crate::body::budget::{Budget, Held};
+use crate::body::budget::{BodyBudget, HeldPieces};
 use crate::body::fingerprint::{FingerprintHasher, parts};
 use crate::body::limits::BodyLimits;
 use crate::body::multipart::MultipartScanner;
 use crate::body::request_copy::RequestCopy;
 use crate::body::request_stream::RequestStream;
-use crate::body::scan::{BodyScanner, Model};
-use crate::body::sent::Sent;
-use crate::body::splice::Edit;
-use crate::body::texts::Texts;
+use crate::body::scan::{BodyScanner, ScannedModel};
+use crate::body::sent::SentBody;
+use crate::body::splice::ByteEdit;
+use crate::body::texts::PromptTexts;
 use crate::config::GatewayConfig;
-use crate::refusal::{BodyError, Refusal};
+use crate::refusal::{BodyError, RequestRefusal};
 
 /// A body that is being read.
 pub(crate) struct BodyIntake {
-    held: Held,
+    held: HeldPieces,
     rest: Option<RequestStream>,
-    finder: Finder,
+    finder: ModelFinder,
     limits: BodyLimits,
     /// The backend must see no other model name than the inserted one.
     one_model: bool,
-    pub(crate) sent: Arc<Sent>,
+    pub(crate) sent: Arc<SentBody>,
     /// Copy of the bytes still to come, if the request is recorded.
     copy: Option<RequestCopy>,
     printer: FingerprintHasher,
@@ -55,7 +55,7 @@ pub(crate) struct BodyIntake {
 
 /// A body that is sent once, as it passes: the held part, and the rest.
 pub(crate) struct PassingBody {
-    pub(crate) held: Held,
+    pub(crate) held: HeldPieces,
     pub(crate) rest: Option<RequestStream>,
     /// Continues to count images and audio clips.
     pub(crate) scanner: Option<BodyScanner>,
@@ -67,14 +67,14 @@ pub(crate) struct PassingBody {
     pub(crate) printer: FingerprintHasher,
 }
 
-enum Finder {
+enum ModelFinder {
     Json(BodyScanner),
     Form(MultipartScanner),
 }
 
 /// Model name in the body.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Named {
+pub(crate) enum BodyModel {
     Model(String),
     /// No name, in a valid body or without a body.
     Nothing,
@@ -91,10 +91,10 @@ impl BodyIntake {
     pub(crate) fn begin(
         headers: &mut HeaderMap,
         body: Incoming,
-        budget: Budget,
+        budget: BodyBudget,
         limits: BodyLimits,
         printer: FingerprintHasher,
-    ) -> Result<Box<Self>, Refusal> {
+    ) -> Result<Box<Self>, RequestRefusal> {
         if body.size_hint().lower() > limits.bytes {
             return Err(limits.refusal(BodyError::TooLarge));
         }
@@ -102,9 +102,9 @@ impl BodyIntake {
         let form =
             headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(MultipartScanner::of);
         Ok(Box::new(Self {
-            held: Held::new(budget),
+            held: HeldPieces::new(budget),
             rest: (!body.is_end_stream()).then_some(body),
-            finder: form.map_or_else(|| Finder::Json(BodyScanner::new()), Finder::Form),
+            finder: form.map_or_else(|| ModelFinder::Json(BodyScanner::new()), ModelFinder::Form),
             limits,
             one_model: false,
             sent: Arc::default(),
@@ -114,7 +114,7 @@ impl BodyIntake {
     }
 
     /// Reads as much as needed. With `search`, reads until the model is known.
-    pub(crate) async fn take(&mut self, search: bool, config: &GatewayConfig) -> Result<(), Refusal> {
+    pub(crate) async fn take(&mut self, search: bool, config: &GatewayConfig) -> Result<(), RequestRefusal> {
         let small = config.upstream.replay_bytes.0;
         let declared = self.rest.as_ref().and_then(|rest| rest.size_hint().exact());
         let may_be_small = declared.is_none_or(|declared| declared <= small);
@@ -124,12 +124,14 @@ impl BodyIntake {
                 return Ok(());
             }
             if searching && self.held.len() >= config.server.model_scan_bytes.0 {
-                return Err(Refusal::ModelTooFar { limit: config.server.model_scan_bytes.in_memory() });
+                return Err(RequestRefusal::ModelTooFar {
+                    limit: config.server.model_scan_bytes.in_memory(),
+                });
             }
             let Some(piece) = self.next_in_time().await? else { return Ok(()) };
             if let Err(piece) = self.held.push(piece) {
                 if searching && !self.settled() {
-                    return Err(Refusal::Busy);
+                    return Err(RequestRefusal::Busy);
                 }
                 self.held.push_unreserved(piece);
                 return Ok(());
@@ -140,7 +142,7 @@ impl BodyIntake {
     /// Reads the rest before a slot is requested: llama-server computes nothing before it has the last
     /// byte. Stops when half of the budget is used. The rest is then sent as it arrives, under the limits
     /// of [`Self::hurry`].
-    pub(crate) async fn take_rest(&mut self) -> Result<(), Refusal> {
+    pub(crate) async fn take_rest(&mut self) -> Result<(), RequestRefusal> {
         while self.rest.is_some() {
             let Some(piece) = self.next_in_time().await? else { break };
             if let Err(piece) = self.held.push_ahead(piece) {
@@ -163,7 +165,7 @@ impl BodyIntake {
     /// Reads further pieces while the request waits for a backend: a client's leaving is noticed only after
     /// its unread bytes. Resolves only if the body fails. Pauses when nothing is left or half of the budget
     /// is used: waiting requests must not crowd out new ones.
-    pub(crate) async fn ahead(&mut self) -> Refusal {
+    pub(crate) async fn ahead(&mut self) -> RequestRefusal {
         while self.rest.is_some() {
             match self.next().await {
                 Err(fault) => return self.limits.refusal(fault),
@@ -180,7 +182,7 @@ impl BodyIntake {
     }
 
     /// Reads the whole body, as long as the common budget has room. Returns false if it has not.
-    pub(crate) async fn take_all(&mut self) -> Result<bool, Refusal> {
+    pub(crate) async fn take_all(&mut self) -> Result<bool, RequestRefusal> {
         while self.rest.is_some() {
             let Some(piece) = self.next_in_time().await? else { break };
             if let Err(piece) = self.held.push(piece) {
@@ -192,19 +194,19 @@ impl BodyIntake {
     }
 
     /// Reads the whole body and drops it: the backend gets none.
-    pub(crate) async fn discard(&mut self) -> Result<(), Refusal> {
+    pub(crate) async fn discard(&mut self) -> Result<(), RequestRefusal> {
         self.held = self.held.anew();
         while self.next_in_time().await?.is_some() {}
         // The scan result belongs to the dropped body.
-        self.finder = Finder::Json(BodyScanner::new());
+        self.finder = ModelFinder::Json(BodyScanner::new());
         Ok(())
     }
 
     /// Returns the next piece, if it comes in time.
-    async fn next_in_time(&mut self) -> Result<Option<Bytes>, Refusal> {
+    async fn next_in_time(&mut self) -> Result<Option<Bytes>, RequestRefusal> {
         let since = Instant::now();
         let piece = timeout(self.limits.rate.left(), self.next()).await;
-        let piece = piece.map_err(|_| Refusal::BodyTooSlow)?;
+        let piece = piece.map_err(|_| RequestRefusal::BodyTooSlow)?;
         let piece = piece.map_err(|fault| self.limits.refusal(fault))?;
         self.limits.rate.came(since.elapsed(), piece.as_ref().map_or(0, Bytes::len));
         Ok(piece)
@@ -217,7 +219,7 @@ impl BodyIntake {
 
     /// Returns an upper bound for the bytes of text in the body; `None` for a form.
     pub(crate) fn text_bytes(&self) -> Option<u64> {
-        let Finder::Json(scanner) = &self.finder else { return None };
+        let ModelFinder::Json(scanner) = &self.finder else { return None };
         let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact());
         // Of unknown length: at least the part read so far.
         let all = self.held.len().saturating_add(rest.unwrap_or(0));
@@ -225,12 +227,12 @@ impl BodyIntake {
     }
 
     /// Returns the prompt's texts, if the whole body is here and can be parsed.
-    pub(crate) fn texts(&self) -> Option<Texts> {
-        let Finder::Json(scanner) = &self.finder else { return None };
+    pub(crate) fn texts(&self) -> Option<PromptTexts> {
+        let ModelFinder::Json(scanner) = &self.finder else { return None };
         if self.rest.is_some() || !scanner.is_complete_object() {
             return None;
         }
-        Texts::of(&self.held.again().iter().fold(Vec::new(), |mut all, piece| {
+        PromptTexts::of(&self.held.again().iter().fold(Vec::new(), |mut all, piece| {
             all.extend_from_slice(piece);
             all
         }))
@@ -252,8 +254,8 @@ impl BodyIntake {
             }
             for part in parts(&piece) {
                 match &mut self.finder {
-                    Finder::Json(scanner) => scanner.feed(part),
-                    Finder::Form(form) => form.feed(part),
+                    ModelFinder::Json(scanner) => scanner.feed(part),
+                    ModelFinder::Form(form) => form.feed(part),
                 }
                 self.printer.add(part);
             }
@@ -274,35 +276,37 @@ impl BodyIntake {
 
     fn settled(&self) -> bool {
         match &self.finder {
-            Finder::Json(scanner) => scanner.settled(),
-            Finder::Form(form) => form.settled(),
+            ModelFinder::Json(scanner) => scanner.settled(),
+            ModelFinder::Form(form) => form.settled(),
         }
     }
 
     /// Returns the model name in the part read so far.
-    pub(crate) fn named(&self) -> Named {
+    pub(crate) fn named(&self) -> BodyModel {
         match &self.finder {
-            Finder::Form(form) => form.model().map_or(Named::Nothing, |name| Named::Model(name.to_owned())),
-            Finder::Json(scanner) => match scanner.model() {
-                Model::Named(name) => Named::Model(name.clone()),
-                Model::NotText => Named::NotText,
-                Model::Absent
+            ModelFinder::Form(form) => {
+                form.model().map_or(BodyModel::Nothing, |name| BodyModel::Model(name.to_owned()))
+            }
+            ModelFinder::Json(scanner) => match scanner.model() {
+                ScannedModel::Named(name) => BodyModel::Model(name.clone()),
+                ScannedModel::NotText => BodyModel::NotText,
+                ScannedModel::Absent
                     if scanner.is_complete_object() || self.sent.bytes.load(Ordering::Relaxed) == 0 =>
                 {
-                    Named::Nothing
+                    BodyModel::Nothing
                 }
-                Model::Absent => Named::NotJson,
+                ScannedModel::Absent => BodyModel::NotJson,
             },
         }
     }
 
     pub(crate) fn is_form(&self) -> bool {
-        matches!(self.finder, Finder::Form(_))
+        matches!(self.finder, ModelFinder::Form(_))
     }
 
     /// Returns whether exactly one `model` was seen, and it is a text.
     pub(crate) fn names_model_once(&self) -> bool {
-        matches!(&self.finder, Finder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
+        matches!(&self.finder, ModelFinder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
     }
 
     /// Returns the held pieces.
@@ -311,20 +315,20 @@ impl BodyIntake {
     }
 
     /// Changes the held part of the body.
-    pub(crate) fn edit(&mut self, edits: Vec<Edit>) -> Result<(), Refusal> {
-        if self.held.edit(edits) { Ok(()) } else { Err(Refusal::Busy) }
+    pub(crate) fn edit(&mut self, edits: Vec<ByteEdit>) -> Result<(), RequestRefusal> {
+        if self.held.edit(edits) { Ok(()) } else { Err(RequestRefusal::Busy) }
     }
 
     /// Replaces the model name, if one was found. A second name in the rest of the body then fails the
     /// request.
-    pub(crate) fn rename(&mut self, model: &str) -> Result<(), Refusal> {
+    pub(crate) fn rename(&mut self, model: &str) -> Result<(), RequestRefusal> {
         let (range, text) = match &self.finder {
-            Finder::Json(scanner) => (scanner.model_value(), serde_json::Value::from(model).to_string()),
-            Finder::Form(form) => (form.model_value(), model.to_owned()),
+            ModelFinder::Json(scanner) => (scanner.model_value(), serde_json::Value::from(model).to_string()),
+            ModelFinder::Form(form) => (form.model_value(), model.to_owned()),
         };
         let Some(range) = range else { return Ok(()) };
         self.one_model = true;
-        self.edit(vec![Edit { range, text }])
+        self.edit(vec![ByteEdit { range, text }])
     }
 
     /// Returns whether the client has sent the whole body.
@@ -334,12 +338,12 @@ impl BodyIntake {
 
     /// Returns whether the body is complete and asks for a stream.
     pub(crate) fn is_stream(&self) -> bool {
-        self.is_whole() && matches!(&self.finder, Finder::Json(scanner) if scanner.is_stream())
+        self.is_whole() && matches!(&self.finder, ModelFinder::Json(scanner) if scanner.is_stream())
     }
 
     /// Returns the whole JSON body, if it is complete.
     pub(crate) fn json(&self) -> Option<Bytes> {
-        let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
+        let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
         whole.then(|| {
             let mut pieces = self.held.again();
             match pieces.len() {
@@ -360,7 +364,7 @@ impl BodyIntake {
             }
         }
         self.held = held;
-        self.finder = Finder::Json(scanner);
+        self.finder = ModelFinder::Json(scanner);
         true
     }
 
@@ -394,23 +398,23 @@ impl BodyIntake {
 
     /// Returns another copy of a whole JSON body under the same budget; `None` for any other body, or if
     /// there is no room.
-    pub(crate) fn remembered(&self) -> Option<Held> {
-        let whole = self.is_whole() && matches!(self.finder, Finder::Json(_));
+    pub(crate) fn remembered(&self) -> Option<HeldPieces> {
+        let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
         let mut held = self.held.anew();
         let fits = whole && self.held.again().into_iter().all(|piece| held.push_ahead(piece).is_ok());
         fits.then_some(held)
     }
 
     /// Returns another body held under the same budget; `None` if there is no room for it.
-    pub(crate) fn beside(&self, body: Bytes) -> Option<Held> {
+    pub(crate) fn beside(&self, body: Bytes) -> Option<HeldPieces> {
         let mut held = self.held.anew();
         held.push(body).ok().map(|()| held)
     }
 
     /// Returns the pieces to send, and keeps them to be sent again.
-    pub(crate) fn again(&mut self) -> (VecDeque<Bytes>, Arc<Sent>) {
+    pub(crate) fn again(&mut self) -> (VecDeque<Bytes>, Arc<SentBody>) {
         self.count_media();
-        self.sent = Arc::new(Sent::again(&self.sent));
+        self.sent = Arc::new(SentBody::again(&self.sent));
         (self.held.again(), self.sent.clone())
     }
 
@@ -421,8 +425,8 @@ impl BodyIntake {
             return None;
         }
         let scanner = match self.finder {
-            Finder::Json(scanner) => Some(scanner),
-            Finder::Form(_) => None,
+            ModelFinder::Json(scanner) => Some(scanner),
+            ModelFinder::Form(_) => None,
         };
         let Self { held, rest, limits, one_model, copy, printer, .. } = self;
         Some(PassingBody { held, rest, scanner, limits, one_model, copy, printer })
@@ -430,9 +434,9 @@ impl BodyIntake {
 
     fn count_media(&self) {
         match &self.finder {
-            Finder::Json(scanner) => self.sent.note_media(scanner.images(), scanner.audio()),
+            ModelFinder::Json(scanner) => self.sent.note_media(scanner.images(), scanner.audio()),
             // llama-server accepts forms only for transcriptions, which have one recording.
-            Finder::Form(_) => self.sent.note_media(0, 1),
+            ModelFinder::Form(_) => self.sent.note_media(0, 1),
         }
     }
 }

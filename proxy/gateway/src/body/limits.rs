@@ -4,7 +4,7 @@ use warden_policies::defaults::Server;
 
 use crate::body::body_rate::BodyRate;
 use crate::config::GatewayConfig;
-use crate::refusal::{BodyError, Refusal};
+use crate::refusal::{BodyError, RequestRefusal};
 use crate::route::BodySize;
 
 /// Limits of a body or of its rest.
@@ -44,17 +44,17 @@ impl BodyLimits {
     }
 
     /// Returns the refusal of a body that failed.
-    pub(crate) fn refusal(self, fault: BodyError) -> Refusal {
+    pub(crate) fn refusal(self, fault: BodyError) -> RequestRefusal {
         match fault {
-            BodyError::TooLarge => Refusal::BodyTooLarge { limit: self.bytes, key: self.key },
+            BodyError::TooLarge => RequestRefusal::BodyTooLarge { limit: self.bytes, key: self.key },
             // With room to hold it, the body could have come as slowly as any other.
-            BodyError::TooSlow if self.in_slot => Refusal::Busy,
-            BodyError::TooSlow => Refusal::BodyTooSlow,
-            BodyError::Undecodable => Refusal::BodyUndecodable,
-            BodyError::TooDense => Refusal::BodyTooDense,
-            BodyError::TwoModels => Refusal::TwoModels,
+            BodyError::TooSlow if self.in_slot => RequestRefusal::Busy,
+            BodyError::TooSlow => RequestRefusal::BodyTooSlow,
+            BodyError::Undecodable => RequestRefusal::BodyUndecodable,
+            BodyError::TooDense => RequestRefusal::BodyTooDense,
+            BodyError::TwoModels => RequestRefusal::TwoModels,
             // The code that sends bodies reports the last two in more detail.
-            BodyError::Broken | BodyError::Quarantined | BodyError::Stopped => Refusal::BodyBroken,
+            BodyError::Broken | BodyError::Quarantined | BodyError::Stopped => RequestRefusal::BodyBroken,
         }
     }
 }

@@ -17,7 +17,7 @@ const MAX_PART_HEAD_BYTES: usize = 8192;
 const MAX_MODEL_BYTES: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum MultipartState {
     Preamble,
     Head,
     Value,
@@ -29,7 +29,7 @@ enum At {
 pub(crate) struct MultipartScanner {
     /// `\r\n--boundary`.
     delimiter: Vec<u8>,
-    at: At,
+    at: MultipartState,
     carry: Vec<u8>,
     /// Bytes that were in `carry` and were dropped.
     gone: u64,
@@ -53,7 +53,14 @@ impl MultipartScanner {
         }
         let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
         // The first delimiter is at the start of the body, without a line end before it.
-        Some(Self { delimiter, at: At::Preamble, carry: b"\r\n".to_vec(), gone: 0, model: None, value: None })
+        Some(Self {
+            delimiter,
+            at: MultipartState::Preamble,
+            carry: b"\r\n".to_vec(),
+            gone: 0,
+            model: None,
+            value: None,
+        })
     }
 
     /// Returns the model name, once its field was read to its end.
@@ -68,11 +75,11 @@ impl MultipartScanner {
 
     /// Returns whether nothing that follows can name the model.
     pub(crate) fn settled(&self) -> bool {
-        self.at == At::Done
+        self.at == MultipartState::Done
     }
 
     pub(crate) fn feed(&mut self, piece: &[u8]) {
-        if self.at == At::Done {
+        if self.at == MultipartState::Done {
             return;
         }
         self.carry.extend_from_slice(piece);
@@ -82,7 +89,7 @@ impl MultipartScanner {
         }
         self.carry.drain(..from);
         self.gone += from as u64;
-        if self.at == At::Done {
+        if self.at == MultipartState::Done {
             self.carry = Vec::new();
         }
     }
@@ -91,10 +98,10 @@ impl MultipartScanner {
     fn step(&mut self, from: usize) -> Option<usize> {
         let rest = &self.carry[from..];
         match self.at {
-            At::Done => None,
-            At::Preamble | At::Skip => {
+            MultipartState::Done => None,
+            MultipartState::Preamble | MultipartState::Skip => {
                 if let Some(end) = memmem::find(rest, &self.delimiter) {
-                    self.at = At::Head;
+                    self.at = MultipartState::Head;
                     return Some(from + end + self.delimiter.len());
                 }
                 // Keep what may be the first half of a delimiter.
@@ -102,22 +109,23 @@ impl MultipartScanner {
                 let next = from + rest.len() - keep;
                 (next > from).then_some(next)
             }
-            At::Head => {
+            MultipartState::Head => {
                 if rest.starts_with(b"--") {
-                    self.at = At::Done;
+                    self.at = MultipartState::Done;
                     return None;
                 }
                 let Some(end) = memmem::find(rest, b"\r\n\r\n") else {
                     if rest.len() > MAX_PART_HEAD_BYTES {
-                        self.at = At::Done;
+                        self.at = MultipartState::Done;
                     }
                     return None;
                 };
-                self.at = if names_model(&rest[..end]) { At::Value } else { At::Skip };
+                self.at =
+                    if names_model(&rest[..end]) { MultipartState::Value } else { MultipartState::Skip };
                 // The delimiter of an empty field begins with the last line end of the head, so that stays.
                 Some(from + end + 2)
             }
-            At::Value => {
+            MultipartState::Value => {
                 // `rest` begins with the line end that closed the head.
                 if let Some(end) = memmem::find(rest, &self.delimiter) {
                     self.model =
@@ -125,9 +133,9 @@ impl MultipartScanner {
                     // The two bytes that were put before the body make up for the line end before the value.
                     let start = self.gone + from as u64;
                     self.value = self.model.as_ref().map(|name| start..start + name.len() as u64);
-                    self.at = At::Done;
+                    self.at = MultipartState::Done;
                 } else if rest.len() > MAX_MODEL_BYTES + self.delimiter.len() {
-                    self.at = At::Done;
+                    self.at = MultipartState::Done;
                 }
                 None
             }

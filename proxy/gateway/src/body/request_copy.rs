@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::Method;
 
 /// Receives copies of one model's requests.
-pub trait Recorder: Debug + Send + Sync {
+pub trait BodyRecorder: Debug + Send + Sync {
     /// Size limit of a body in bytes; a larger one is not recorded.
     fn limit(&self) -> usize;
     /// Receives a whole body as it was sent to the backend; `id` is the request's `X-Request-Id`. Called on
@@ -21,7 +21,7 @@ const PIECE_OVERHEAD: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct RequestCopy {
-    recorder: Arc<dyn Recorder>,
+    recorder: Arc<dyn BodyRecorder>,
     id: String,
     method: Method,
     path: String,
@@ -31,7 +31,7 @@ pub(crate) struct RequestCopy {
 }
 
 impl RequestCopy {
-    pub(crate) fn new(recorder: Arc<dyn Recorder>, id: &str, method: &Method, path: &str) -> Self {
+    pub(crate) fn new(recorder: Arc<dyn BodyRecorder>, id: &str, method: &Method, path: &str) -> Self {
         let left = recorder.limit();
         Self {
             recorder,

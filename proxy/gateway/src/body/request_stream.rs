@@ -22,8 +22,8 @@ use hyper::body::Incoming;
 use tokio::io::AsyncRead;
 use tokio_util::io::{StreamReader, poll_read_buf};
 
-use crate::body::budget::{Budget, Held};
-use crate::refusal::{BodyError, MAX_DECODED_RATIO, Refusal};
+use crate::body::budget::{BodyBudget, HeldPieces};
+use crate::refusal::{BodyError, MAX_DECODED_RATIO, RequestRefusal};
 
 /// Decoded bytes up to which the ratio is not checked.
 const RATIO_FREE_BYTES: u64 = 1 << 20;
@@ -51,7 +51,7 @@ pub(crate) struct DecodedStream {
     decoded: u64,
     is_over: bool,
     /// Reservation for the decoder's memory.
-    _memory: Held,
+    _memory: HeldPieces,
 }
 
 impl RequestStream {
@@ -60,18 +60,22 @@ impl RequestStream {
     /// # Errors
     /// The coding is none of [`ACCEPTED_CODINGS`](crate::refusal::ACCEPTED_CODINGS), or there is no memory
     /// for a decoder at the moment.
-    pub(crate) fn open(headers: &mut HeaderMap, body: Incoming, budget: &Budget) -> Result<Self, Refusal> {
+    pub(crate) fn open(
+        headers: &mut HeaderMap,
+        body: Incoming,
+        budget: &BodyBudget,
+    ) -> Result<Self, RequestRefusal> {
         if body.is_end_stream() || !headers.contains_key(CONTENT_ENCODING) {
             return Ok(Self::Plain(body));
         }
         let coding = coding(headers)?;
         headers.remove(CONTENT_ENCODING);
         let memory = match coding {
-            Coding::Identity => return Ok(Self::Plain(body)),
-            Coding::Gzip => GZIP_BYTES,
-            Coding::Zstd => ZSTD_BYTES,
+            ContentCoding::Identity => return Ok(Self::Plain(body)),
+            ContentCoding::Gzip => GZIP_BYTES,
+            ContentCoding::Zstd => ZSTD_BYTES,
         };
-        let memory = Held::reserved(budget.clone(), memory).ok_or(Refusal::Busy)?;
+        let memory = HeldPieces::reserved(budget.clone(), memory).ok_or(RequestRefusal::Busy)?;
         let sent = Arc::new(AtomicU64::new(0));
         let count = sent.clone();
         let counted = body.map_err(io::Error::other).map_frame(move |frame| {
@@ -80,7 +84,7 @@ impl RequestStream {
         });
         let reader = StreamReader::new(counted.into_data_stream());
         // Both codings allow several members in a row. Anything else after the first is then an error.
-        let decoder: Pin<Box<dyn AsyncRead + Send>> = if coding == Coding::Gzip {
+        let decoder: Pin<Box<dyn AsyncRead + Send>> = if coding == ContentCoding::Gzip {
             let mut decoder = GzipDecoder::new(reader);
             decoder.multiple_members(true);
             Box::pin(decoder)
@@ -101,13 +105,13 @@ impl RequestStream {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Coding {
+enum ContentCoding {
     Identity,
     Gzip,
     Zstd,
 }
 
-fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
+fn coding(headers: &HeaderMap) -> Result<ContentCoding, RequestRefusal> {
     let named: Vec<&[u8]> = headers
         .get_all(CONTENT_ENCODING)
         .iter()
@@ -116,12 +120,12 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
         .filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case(b"identity"))
         .collect();
     match named[..] {
-        [] => Ok(Coding::Identity),
+        [] => Ok(ContentCoding::Identity),
         [name] if name.eq_ignore_ascii_case(b"gzip") || name.eq_ignore_ascii_case(b"x-gzip") => {
-            Ok(Coding::Gzip)
+            Ok(ContentCoding::Gzip)
         }
-        [name] if name.eq_ignore_ascii_case(b"zstd") => Ok(Coding::Zstd),
-        _ => Err(Refusal::Coding),
+        [name] if name.eq_ignore_ascii_case(b"zstd") => Ok(ContentCoding::Zstd),
+        _ => Err(RequestRefusal::Coding),
     }
 }
 

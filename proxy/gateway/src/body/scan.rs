@@ -18,7 +18,7 @@ use crate::body::spelling::StringSpelling;
 /// Longest raw spelling of a compared word: `input_image` with every letter escaped takes 66 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
 /// Longest raw model name that is read. File systems and registries have shorter limits.
-const NAME: usize = 4096;
+const MAX_MODEL_BYTES: usize = 4096;
 
 /// Returns the first byte that can begin or end a value inside another value, as far as needed here.
 /// Compares many bytes at a time without branches, so that the compiler uses vector instructions.
@@ -38,7 +38,7 @@ fn find_structural(bytes: &[u8]) -> Option<usize> {
 
 /// Model name in the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Model {
+pub(crate) enum ScannedModel {
     /// Not seen yet; at the end of the body: not present.
     Absent,
     Named(String),
@@ -60,7 +60,7 @@ enum ScanSlot {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Key {
+enum ScanKey {
     Model,
     Stream,
     Other,
@@ -86,13 +86,13 @@ pub(crate) struct BodyScanner {
     lex: ScanState,
     depth: u32,
     slot: ScanSlot,
-    key: Key,
+    key: ScanKey,
     type_key: TypeKeyState,
     data_key: TypeKeyState,
     raw: StringSpelling,
     object: Option<bool>,
     closed: bool,
-    model: Model,
+    model: ScannedModel,
     streams: u32,
     stream_true: bool,
     images: u32,
@@ -112,13 +112,13 @@ impl BodyScanner {
             lex: ScanState::Between,
             depth: 0,
             slot: ScanSlot::Key,
-            key: Key::Other,
+            key: ScanKey::Other,
             type_key: TypeKeyState::No,
             data_key: TypeKeyState::No,
             raw: StringSpelling::new(),
             object: None,
             closed: false,
-            model: Model::Absent,
+            model: ScannedModel::Absent,
             streams: 0,
             stream_true: false,
             images: 0,
@@ -130,7 +130,7 @@ impl BodyScanner {
         }
     }
 
-    pub(crate) fn model(&self) -> &Model {
+    pub(crate) fn model(&self) -> &ScannedModel {
         &self.model
     }
 
@@ -141,13 +141,13 @@ impl BodyScanner {
 
     /// Returns the byte range of the model name in the body, with its quotes.
     pub(crate) fn model_value(&self) -> Option<Range<u64>> {
-        matches!(self.model, Model::Named(_)).then(|| self.model_value.clone())
+        matches!(self.model, ScannedModel::Named(_)).then(|| self.model_value.clone())
     }
 
     /// Returns whether nothing that follows can name the model: it was found, the object ended, or this is
     /// no object.
     pub(crate) fn settled(&self) -> bool {
-        self.model != Model::Absent || self.closed || self.object == Some(false)
+        self.model != ScannedModel::Absent || self.closed || self.object == Some(false)
     }
 
     /// Returns whether the body is an object that was read to its end.
@@ -218,8 +218,8 @@ impl BodyScanner {
         }
         match byte {
             b'"' => {
-                let is_name = self.depth == 1 && self.slot == ScanSlot::Value && self.key == Key::Model;
-                self.raw.begin(if is_name { NAME } else { MAX_SPELLING_BYTES });
+                let is_name = self.depth == 1 && self.slot == ScanSlot::Value && self.key == ScanKey::Model;
+                self.raw.begin(if is_name { MAX_MODEL_BYTES } else { MAX_SPELLING_BYTES });
                 self.lex = ScanState::Text;
                 return at + 1;
             }
@@ -242,7 +242,7 @@ impl BodyScanner {
             b',' => {
                 if self.depth == 1 {
                     self.slot = ScanSlot::Key;
-                    self.key = Key::Other;
+                    self.key = ScanKey::Other;
                 }
             }
             first => self.begin_value(first == b't'),
@@ -257,14 +257,14 @@ impl BodyScanner {
     fn begin_value(&mut self, is_true: bool) {
         if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {
-                Key::Model if self.model == Model::Absent => self.model = Model::NotText,
-                Key::Stream => {
+                ScanKey::Model if self.model == ScannedModel::Absent => self.model = ScannedModel::NotText,
+                ScanKey::Stream => {
                     self.streams += 1;
                     self.stream_true = is_true;
                 }
-                Key::Model | Key::Other => {}
+                ScanKey::Model | ScanKey::Other => {}
             }
-            self.key = Key::Other;
+            self.key = ScanKey::Other;
         }
     }
 
@@ -276,20 +276,20 @@ impl BodyScanner {
         }
         if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {
-                Key::Model if self.model == Model::Absent => {
+                ScanKey::Model if self.model == ScannedModel::Absent => {
                     self.model = match self.raw.decoded() {
-                        Some(name) => Model::Named(name),
-                        None => Model::NotText,
+                        Some(name) => ScannedModel::Named(name),
+                        None => ScannedModel::NotText,
                     };
                     self.model_value = end - self.raw.length() - 2..end;
                 }
-                Key::Stream => {
+                ScanKey::Stream => {
                     self.streams += 1;
                     self.stream_true = false;
                 }
-                Key::Model | Key::Other => {}
+                ScanKey::Model | ScanKey::Other => {}
             }
-            self.key = Key::Other;
+            self.key = ScanKey::Other;
             if !of_type {
                 return;
             }
@@ -311,11 +311,11 @@ impl BodyScanner {
             self.slot = ScanSlot::Colon;
             self.key = if self.raw.spells("model") {
                 self.models = self.models.saturating_add(1);
-                Key::Model
+                ScanKey::Model
             } else if self.raw.spells("stream") {
-                Key::Stream
+                ScanKey::Stream
             } else {
-                Key::Other
+                ScanKey::Other
             };
         }
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn scanned(body: &[u8]) -> (Model, bool, u32) {
+fn scanned(body: &[u8]) -> (ScannedModel, bool, u32) {
     let mut whole = BodyScanner::new();
     whole.feed(body);
     let answer = (whole.model().clone(), whole.is_stream(), whole.images());
@@ -18,8 +18,8 @@ fn scanned(body: &[u8]) -> (Model, bool, u32) {
     answer
 }
 
-fn named(name: &str) -> Model {
-    Model::Named(name.to_owned())
+fn named(name: &str) -> ScannedModel {
+    ScannedModel::Named(name.to_owned())
 }
 
 #[test]
@@ -31,14 +31,14 @@ fn the_model_is_found_wherever_it_stands() {
         (r#"{"mod\u0065l":"esc\u0061ped \"q\" \ud83e\udd99"}"#, named("escaped \"q\" 🦙")),
         (r#"{"a\\":"b","model":"c"}"#, named("c")),
         (r#"{"x":["model","no"],"modelx":"no","model":"yes"}"#, named("yes")),
-        (r#"{"x":"model","y":"model"}"#, Model::Absent),
+        (r#"{"x":"model","y":"model"}"#, ScannedModel::Absent),
         (r#"{"model":"first","model":"second"}"#, named("first")),
-        (r#"{"model":null,"model":"second"}"#, Model::NotText),
-        (r#"{"model":{"model":"no"}}"#, Model::NotText),
-        (r#"["model","no"]"#, Model::Absent),
+        (r#"{"model":null,"model":"second"}"#, ScannedModel::NotText),
+        (r#"{"model":{"model":"no"}}"#, ScannedModel::NotText),
+        (r#"["model","no"]"#, ScannedModel::Absent),
         ("\u{feff}{\"model\":\"bom\"}", named("bom")),
-        ("", Model::Absent),
-        ("model=form&x=1", Model::Absent),
+        ("", ScannedModel::Absent),
+        ("model=form&x=1", ScannedModel::Absent),
         (r#"{"model":""}"#, named("")),
     ] {
         assert_eq!(scanned(body.as_bytes()).0, model, "{body}");
@@ -122,11 +122,11 @@ fn what_holds_media_is_no_text() {
 
 #[test]
 fn a_long_name_is_not_kept_without_bound() {
-    let body = format!(r#"{{"model":"{}"}}"#, "x".repeat(10 * NAME));
+    let body = format!(r#"{{"model":"{}"}}"#, "x".repeat(10 * MAX_MODEL_BYTES));
     let mut scanner = BodyScanner::new();
     scanner.feed(body.as_bytes());
-    assert_eq!(*scanner.model(), Model::NotText);
-    assert!(scanner.raw.kept() <= 2 * NAME);
+    assert_eq!(*scanner.model(), ScannedModel::NotText);
+    assert!(scanner.raw.kept() <= 2 * MAX_MODEL_BYTES);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_byte_order_mark_counts_only_where_it_may_stand() {
     for wrong in
         [&b"\xEF\xEF{\"model\":\"a\"}"[..], b" \xEF\xBB\xBF{\"model\":\"a\"}", b"\xBB{\"model\":\"a\"}"]
     {
-        assert_eq!(scanned(wrong).0, Model::Absent);
+        assert_eq!(scanned(wrong).0, ScannedModel::Absent);
     }
 }
 
@@ -279,9 +279,9 @@ proptest! {
             scanner.feed(&bytes[pair[0]..pair[1]]);
         }
         let expected = match body.as_object().and_then(|fields| fields.get("model")) {
-            None => Model::Absent,
-            Some(Value::String(name)) => Model::Named(name.clone()),
-            Some(_) => Model::NotText,
+            None => ScannedModel::Absent,
+            Some(Value::String(name)) => ScannedModel::Named(name.clone()),
+            Some(_) => ScannedModel::NotText,
         };
         prop_assert_eq!(scanner.model(), &expected);
         if body.is_object() {

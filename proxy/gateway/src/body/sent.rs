@@ -4,22 +4,22 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use warden_policies::quarantine::Fingerprint;
+use warden_policies::quarantine::RequestFingerprint;
 
 use crate::refusal::BodyError;
 
 /// State of a request body, shared with the connection that sends it.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub(crate) struct SentBody {
     whole: AtomicBool,
     fault: AtomicU8,
     pub(crate) bytes: AtomicU64,
     images: AtomicU32,
     audio: AtomicU32,
-    print: OnceLock<Fingerprint>,
+    print: OnceLock<RequestFingerprint>,
 }
 
-impl Sent {
+impl SentBody {
     /// Creates the state for sending the same body once more.
     pub(crate) fn again(before: &Self) -> Self {
         Self {
@@ -43,13 +43,13 @@ impl Sent {
     }
 
     /// Sets the fingerprint, once the client's whole body has come.
-    pub(crate) fn seal(&self, print: Fingerprint) {
+    pub(crate) fn seal(&self, print: RequestFingerprint) {
         // Set once: a body has one end.
         let _once = self.print.set(print);
     }
 
     /// Returns the fingerprint, once the whole body has come; `None` for an empty one.
-    pub(crate) fn print(&self) -> Option<Fingerprint> {
+    pub(crate) fn print(&self) -> Option<RequestFingerprint> {
         self.print.get().copied()
     }
 
@@ -70,7 +70,7 @@ impl Sent {
 
     /// Returns the fingerprint, if the connection took the whole body: only then can the backend be working
     /// on it.
-    pub(crate) fn sent_fingerprint(&self) -> Option<Fingerprint> {
+    pub(crate) fn sent_fingerprint(&self) -> Option<RequestFingerprint> {
         self.print().filter(|_| self.is_whole())
     }
 
@@ -90,7 +90,7 @@ impl Sent {
     }
 }
 
-impl warden_supervisor::Asked for Sent {
+impl warden_supervisor::SentRequest for SentBody {
     fn is_whole(&self) -> bool {
         Self::is_whole(self)
     }
@@ -104,7 +104,7 @@ impl warden_supervisor::Asked for Sent {
         images + audio
     }
 
-    fn print(&self) -> Option<Fingerprint> {
+    fn print(&self) -> Option<RequestFingerprint> {
         Self::print(self)
     }
 }

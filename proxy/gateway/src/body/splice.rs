@@ -17,18 +17,18 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::body::json_index::Place;
+use crate::body::json_index::JsonPlace;
 
 /// Replaces a byte range by a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Edit {
+pub(crate) struct ByteEdit {
     pub(crate) range: Range<u64>,
     pub(crate) text: String,
 }
 
 /// Returns the ranges to cut so that these places disappear and the commas between the others stay right.
 /// `count` is the number of all elements.
-pub(crate) fn removals(places: &[&Place], count: u32) -> Vec<Range<u64>> {
+pub(crate) fn removals(places: &[&JsonPlace], count: u32) -> Vec<Range<u64>> {
     // Places at the end are cut with the comma before them, all others with the one after them.
     let mut tail = places.len();
     while tail > 0 && u64::from(places[tail - 1].index) + (places.len() - tail) as u64 + 1 == u64::from(count)
@@ -44,7 +44,7 @@ pub(crate) fn removals(places: &[&Place], count: u32) -> Vec<Range<u64>> {
 }
 
 /// Applies edits. They must not overlap.
-pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<Edit>) -> VecDeque<Bytes> {
+pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> VecDeque<Bytes> {
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
     let mut edits = edits.into_iter().peekable();
     let mut out = VecDeque::with_capacity(pieces.len() + 2 * edits.len());

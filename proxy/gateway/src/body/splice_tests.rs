@@ -2,11 +2,11 @@
 
 use super::*;
 
-fn edit(range: Range<u64>, text: &str) -> Edit {
-    Edit { range, text: text.to_owned() }
+fn edit(range: Range<u64>, text: &str) -> ByteEdit {
+    ByteEdit { range, text: text.to_owned() }
 }
 
-fn applied(text: &str, size: usize, edits: &[Edit]) -> String {
+fn applied(text: &str, size: usize, edits: &[ByteEdit]) -> String {
     let pieces = text.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect();
     let out = apply(pieces, edits.to_vec());
     String::from_utf8(out.iter().flat_map(|piece| piece.to_vec()).collect()).unwrap()
@@ -38,7 +38,7 @@ fn commas_go_with_what_they_part() {
     // 0:a 1:b 2:c 3:d with commas between.
     let place = |index: u32| {
         let at = u64::from(index) * 2;
-        Place {
+        JsonPlace {
             index,
             range: at..at + 1,
             comma_before: (index > 0).then(|| at - 1),
@@ -56,9 +56,9 @@ fn commas_go_with_what_they_part() {
         (vec![1, 3], "a,c"),
         (vec![0, 1, 2, 3], ""),
     ] {
-        let places: Vec<Place> = gone.iter().map(|index| place(*index)).collect();
+        let places: Vec<JsonPlace> = gone.iter().map(|index| place(*index)).collect();
         let cut = removals(&places.iter().collect::<Vec<_>>(), 4);
-        let edits: Vec<Edit> = cut.into_iter().map(|range| edit(range, "")).collect();
+        let edits: Vec<ByteEdit> = cut.into_iter().map(|range| edit(range, "")).collect();
         assert_eq!(applied("a,b,c,d", 3, &edits), left, "{gone:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Longest text that is counted. A longer one exceeds any context, so the upper bound is enough.
-pub(crate) const TEXT: usize = 8 << 20;
+pub(crate) const MAX_TEXT_BYTES: usize = 8 << 20;
 
 /// Members that hold the prompt, over all routes.
 const PROMPT_MEMBERS: [&str; 12] = [
@@ -26,13 +26,13 @@ const PROMPT_MEMBERS: [&str; 12] = [
 
 /// The text of a request's prompt.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Texts {
+pub(crate) struct PromptTexts {
     pub(crate) text: String,
     /// Number of tokens that the request gives as numbers.
     pub(crate) tokens: u64,
 }
 
-impl Texts {
+impl PromptTexts {
     /// Reads a JSON body; `None` if it is invalid or has too much text. Streams through the parser: as
     /// parsed values, a prompt of numbers would take many times its bytes.
     pub(crate) fn of(body: &[u8]) -> Option<Self> {
@@ -40,7 +40,7 @@ impl Texts {
         let mut reader = serde_json::Deserializer::from_slice(body);
         PromptMembers { texts: &mut texts }.deserialize(&mut reader).ok()?;
         reader.end().ok()?;
-        (texts.text.len() <= TEXT).then_some(texts)
+        (texts.text.len() <= MAX_TEXT_BYTES).then_some(texts)
     }
 
     fn push(&mut self, text: &str) {
@@ -51,7 +51,7 @@ impl Texts {
 
 /// Visitor of the outermost object.
 struct PromptMembers<'t> {
-    texts: &'t mut Texts,
+    texts: &'t mut PromptTexts,
 }
 
 impl<'de> DeserializeSeed<'de> for PromptMembers<'_> {
@@ -72,7 +72,7 @@ impl<'de> Visitor<'de> for PromptMembers<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         while let Some(name) = members.next_key::<String>()? {
             if PROMPT_MEMBERS.contains(&name.as_str()) {
-                members.next_value_seed(Part { texts: &mut *self.texts, keys: name == "tools" })?;
+                members.next_value_seed(PromptPart { texts: &mut *self.texts, keys: name == "tools" })?;
             } else {
                 members.next_value::<IgnoredAny>()?;
             }
@@ -82,13 +82,13 @@ impl<'de> Visitor<'de> for PromptMembers<'_> {
 }
 
 /// Visitor of a part of a prompt: adds its texts and numbers as they are read.
-struct Part<'t> {
-    texts: &'t mut Texts,
+struct PromptPart<'t> {
+    texts: &'t mut PromptTexts,
     /// Names of members count, too.
     keys: bool,
 }
 
-impl<'de> DeserializeSeed<'de> for Part<'_> {
+impl<'de> DeserializeSeed<'de> for PromptPart<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
@@ -96,7 +96,7 @@ impl<'de> DeserializeSeed<'de> for Part<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Part<'_> {
+impl<'de> Visitor<'de> for PromptPart<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,7 +132,7 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while items.next_element_seed(Part { texts: &mut *self.texts, keys: self.keys })?.is_some() {}
+        while items.next_element_seed(PromptPart { texts: &mut *self.texts, keys: self.keys })?.is_some() {}
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl<'de> Visitor<'de> for Part<'_> {
             if is_media && !self.keys {
                 members.next_value::<IgnoredAny>()?;
             } else {
-                members.next_value_seed(Part { texts: &mut *self.texts, keys: self.keys })?;
+                members.next_value_seed(PromptPart { texts: &mut *self.texts, keys: self.keys })?;
             }
         }
         Ok(())
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     fn texts(body: &Value) -> (String, u64) {
-        let texts = Texts::of(body.to_string().as_bytes()).unwrap();
+        let texts = PromptTexts::of(body.to_string().as_bytes()).unwrap();
         (texts.text.replace('\n', "|"), texts.tokens)
     }
 
@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn what_is_no_json_or_too_long_is_not_counted() {
-        assert_eq!(Texts::of(b"{\"prompt\":"), None);
-        let long = json!({"prompt": "x".repeat(TEXT + 1)});
-        assert_eq!(Texts::of(long.to_string().as_bytes()), None);
+        assert_eq!(PromptTexts::of(b"{\"prompt\":"), None);
+        let long = json!({"prompt": "x".repeat(MAX_TEXT_BYTES + 1)});
+        assert_eq!(PromptTexts::of(long.to_string().as_bytes()), None);
     }
 }

@@ -20,32 +20,32 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::body::budget::Peer;
-use crate::client::admission::{Admission, Admitted};
+use crate::body::budget::ClientPeer;
+use crate::client::admission::{AdmittedConnection, ConnectionAdmission};
 use crate::client::client_io::ClientIo;
 use crate::client::tls::{self, ClientStream, HandshakeResult};
-use crate::client::tls_files::Tls;
+use crate::client::tls_files::TlsState;
 use crate::client::{connection, h2};
 use crate::config::{GatewayConfig, narrow};
-use crate::limits::Limit;
+use crate::limits::GatewayLimit;
 use crate::protocol::conn_state::ConnState;
 use crate::refusal::{HeadLimits, not_tls};
-use crate::shared::Shared;
+use crate::shared::GatewayShared;
 
 /// First bytes of every HTTP/2 connection (RFC 9113 section 3.4).
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// State that all new connections share.
 pub(crate) struct ConnectionAcceptor {
-    shared: Arc<Shared>,
-    tls: Option<Arc<Tls>>,
-    admission: Arc<Admission>,
+    shared: Arc<GatewayShared>,
+    tls: Option<Arc<TlsState>>,
+    admission: Arc<ConnectionAdmission>,
     refusals: Semaphore,
 }
 
 impl ConnectionAcceptor {
-    pub(crate) fn new(shared: Arc<Shared>, tls: Option<Arc<Tls>>) -> Self {
-        let admission = Admission::new(&shared.config, shared.gauges.clone());
+    pub(crate) fn new(shared: Arc<GatewayShared>, tls: Option<Arc<TlsState>>) -> Self {
+        let admission = ConnectionAdmission::new(&shared.config, shared.gauges.clone());
         let refusals = Semaphore::new(shared.config.server.refusals);
         Self { shared, tls, admission, refusals }
     }
@@ -64,7 +64,7 @@ pub(crate) struct AcceptedConnection {
     acceptor: Arc<ConnectionAcceptor>,
     stream: TcpStream,
     ip: IpAddr,
-    admitted: Option<Admitted>,
+    admitted: Option<AdmittedConnection>,
 }
 
 impl AcceptedConnection {
@@ -72,19 +72,19 @@ impl AcceptedConnection {
     pub(crate) async fn serve(self) {
         let Self { acceptor, stream, ip, admitted } = self;
         let peer = admitted.as_ref().map(|admitted| admitted.peer().clone());
-        let peer = peer.unwrap_or_else(|| Peer { ip, held: Arc::default() });
+        let peer = peer.unwrap_or_else(|| ClientPeer { ip, held: Arc::default() });
         serve(&acceptor, peer, stream, admitted.is_some()).await;
     }
 }
 
 /// Serves a connection to its end; sends a refused client the reason.
-async fn serve(acceptor: &ConnectionAcceptor, peer: Peer, stream: TcpStream, admitted: bool) {
+async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStream, admitted: bool) {
     let shared = &acceptor.shared;
     let config = &shared.config;
     let limited = &shared.gauges.limited;
     let refusal = if admitted { None } else { Some(acceptor.refusals.try_acquire()) };
     if matches!(refusal, Some(Err(_))) {
-        return limited.note(Limit::Refusals);
+        return limited.note(GatewayLimit::Refusals);
     }
     // Otherwise the kernel would buffer as much for a stalled reader as its connection was ever fast enough
     // for.
@@ -102,13 +102,13 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: Peer, stream: TcpStream, adm
             match entered {
                 HandshakeResult::Tls(stream) => stream,
                 HandshakeResult::NotTls(stream) => {
-                    limited.note(Limit::Handshake);
+                    limited.note(GatewayLimit::Handshake);
                     return io(shared, stream.into()).say(&not_tls(), config.server.linger).await;
                 }
-                HandshakeResult::Slow => return limited.note(Limit::HandshakeTime),
+                HandshakeResult::Slow => return limited.note(GatewayLimit::HandshakeTime),
                 HandshakeResult::Failed(error) => {
                     tracing::debug!(%error, peer = %peer.ip, "a TLS handshake failed");
-                    return limited.note(Limit::Handshake);
+                    return limited.note(GatewayLimit::Handshake);
                 }
             }
         }
@@ -131,8 +131,8 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: Peer, stream: TcpStream, adm
                     return h2::serve(shared.clone(), peer, h2_io(shared, stream.into(), before)).await;
                 }
                 SniffedProtocol::Other(before) => (stream.into(), before),
-                SniffedProtocol::Slow => return limited.note(Limit::HeadTime),
-                SniffedProtocol::Idle => return limited.note(Limit::KeepAlive),
+                SniffedProtocol::Slow => return limited.note(GatewayLimit::HeadTime),
+                SniffedProtocol::Idle => return limited.note(GatewayLimit::KeepAlive),
                 SniffedProtocol::Gone => return,
             }
         }
@@ -149,11 +149,11 @@ fn head_limits(config: &GatewayConfig) -> HeadLimits {
     HeadLimits { bytes, count, retry_after: server.retry_after }
 }
 
-fn io(shared: &Shared, stream: ClientStream) -> ClientIo {
+fn io(shared: &GatewayShared, stream: ClientStream) -> ClientIo {
     ClientIo::http1(stream, Bytes::new(), ConnState::new(), head_limits(&shared.config))
 }
 
-fn h2_io(shared: &Shared, stream: ClientStream, before: Bytes) -> (ClientIo, Arc<ConnState>) {
+fn h2_io(shared: &GatewayShared, stream: ClientStream, before: Bytes) -> (ClientIo, Arc<ConnState>) {
     let state = ConnState::new();
     (ClientIo::http2(stream, before, state.clone(), head_limits(&shared.config)), state)
 }

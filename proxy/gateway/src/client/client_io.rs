@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::client::tls::ClientStream;
 use crate::protocol::LEAST_BUFFER;
-use crate::protocol::conn_state::{ConnState, Phase};
+use crate::protocol::conn_state::{ConnPhase, ConnState};
 use crate::refusal::{HeadLimits, unreadable_head};
 
 /// Interval for checking whether a client with unread bytes has left.
@@ -92,7 +92,7 @@ impl ClientIo {
         if !self.unread {
             return Ok(());
         }
-        if !matches!(self.state.phase(), Phase::Busy(_)) {
+        if !matches!(self.state.phase(), ConnPhase::Busy(_)) {
             self.look = None;
             return Ok(());
         }
@@ -152,7 +152,7 @@ fn has(head: &[u8], words: &[u8]) -> bool {
 /// request id, which every answer of ours has.
 fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
-    let is_ours = matches!(state.phase(), Phase::Busy(_)) || has(rest, b"x-request-id");
+    let is_ours = matches!(state.phase(), ConnPhase::Busy(_)) || has(rest, b"x-request-id");
     let is_head = rest.ends_with(b"\r\n\r\n") && has(rest, b"content-length: 0\r\n");
     if is_ours || !is_head {
         return None;

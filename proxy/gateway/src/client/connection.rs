@@ -17,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::answer::answer_body::AnswerBody;
 use crate::backend::backends::BoxFuture;
-use crate::body::budget::Peer;
+use crate::body::budget::ClientPeer;
 use crate::client::client_io::ClientIo;
 use crate::config::GatewayConfig;
 use crate::exchange::{self, dropin};
-use crate::limits::Limit;
+use crate::limits::GatewayLimit;
 use crate::protocol::LEAST_BUFFER;
-use crate::protocol::conn_state::{ConnState, Phase};
-use crate::shared::Shared;
+use crate::protocol::conn_state::{ConnPhase, ConnState};
+use crate::shared::GatewayShared;
 
 /// Shortest interval between checks of the time limits.
 pub(crate) const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -33,9 +33,9 @@ pub(crate) const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 const HYPER_HEADER_COUNT: usize = 100;
 
 struct RequestService {
-    shared: Arc<Shared>,
+    shared: Arc<GatewayShared>,
     state: Arc<ConnState>,
-    peer: Peer,
+    peer: ClientPeer,
 }
 
 impl Service<Request<Incoming>> for RequestService {
@@ -77,13 +77,13 @@ enum ConnectionEnd {
     /// The request head did not arrive in time.
     SlowHead,
     /// The client does not read.
-    Stuck(Limit),
+    Stuck(GatewayLimit),
     /// The client does not read, and an operator has cancelled its request.
     Cancelled,
 }
 
 /// Serves a connection to its end.
-pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer, io: ClientIo) {
+pub(crate) async fn serve(shared: Arc<GatewayShared>, state: Arc<ConnState>, peer: ClientPeer, io: ClientIo) {
     let of_all = shared.clone();
     let config = &of_all.config;
     let (stop, hang_up) = (shared.stop.clone(), shared.hang_up.clone());
@@ -125,7 +125,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
             () = stop.cancelled(), if stopping == StopProgress::No => {
                 // An immediate close would lose a request in transit. Such a request is answered as the
                 // last one.
-                stopping = if matches!(state.phase(), Phase::Busy(_)) { StopProgress::Now } else { StopProgress::Soon };
+                stopping = if matches!(state.phase(), ConnPhase::Busy(_)) { StopProgress::Now } else { StopProgress::Soon };
                 if stopping == StopProgress::Now {
                     Pin::new(&mut connection).graceful_shutdown();
                 }
@@ -142,16 +142,16 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
                 match due.filter(|due| due.at <= now).map(|due| due.limit) {
                     None => {}
-                    Some(Limit::HeadTime) => break ConnectionEnd::SlowHead,
-                    Some(Limit::KeepAlive) if !closing => {
+                    Some(GatewayLimit::HeadTime) => break ConnectionEnd::SlowHead,
+                    Some(GatewayLimit::KeepAlive) if !closing => {
                         closing = true;
-                        limited.note(Limit::KeepAlive);
+                        limited.note(GatewayLimit::KeepAlive);
                         watch.as_mut().reset(now + look);
                         Pin::new(&mut connection).graceful_shutdown();
                     }
                     // Shutdown was requested before, and hyper still waits: the client does not read the
                     // rest of an answer.
-                    Some(Limit::KeepAlive) => break ConnectionEnd::Stuck(Limit::Overdue),
+                    Some(GatewayLimit::KeepAlive) => break ConnectionEnd::Stuck(GatewayLimit::Overdue),
                     Some(limit) => break ConnectionEnd::Stuck(limit),
                 }
             }
@@ -163,15 +163,15 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
             if let Err(error) = result {
                 tracing::debug!(%error, peer = %ip, "a client's connection ended");
                 if error.is_parse_too_large() {
-                    limited.note(Limit::HeadSize);
+                    limited.note(GatewayLimit::HeadSize);
                 } else if error.is_parse() {
-                    limited.note(Limit::HeadInvalid);
+                    limited.note(GatewayLimit::HeadInvalid);
                 }
             }
             io.close(config.server.linger).await;
         }
         ConnectionEnd::SlowHead => {
-            limited.note(Limit::HeadTime);
+            limited.note(GatewayLimit::HeadTime);
             io.refuse(408, config.server.linger).await;
         }
         ConnectionEnd::Stuck(limit) => {
@@ -188,13 +188,13 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
 
 /// Limit that will end a connection or a stream, and its time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Due {
+pub(crate) struct DueLimit {
     pub(crate) at: Instant,
-    pub(crate) limit: Limit,
+    pub(crate) limit: GatewayLimit,
 }
 
 /// Returns the limit that applies now, and when it is reached.
-pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<Due> {
+pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<DueLimit> {
     next_limit_with(state, config, config.server.keep_alive)
 }
 
@@ -204,13 +204,16 @@ fn keep_alive(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
     if retire.is_cancelled() { usual.min(config.server.retired_keep_alive) } else { usual }
 }
 
-fn next_limit_with(state: &ConnState, config: &GatewayConfig, keep_alive: Duration) -> Option<Due> {
+fn next_limit_with(state: &ConnState, config: &GatewayConfig, keep_alive: Duration) -> Option<DueLimit> {
     let phase = match state.phase() {
-        Phase::Idle(since) => Some(Due { at: since + keep_alive, limit: Limit::KeepAlive }),
-        Phase::Head(since) => Some(Due { at: since + config.server.header_timeout, limit: Limit::HeadTime }),
-        Phase::Busy(until) => until.map(|at| Due { at, limit: Limit::Overdue }),
+        ConnPhase::Idle(since) => Some(DueLimit { at: since + keep_alive, limit: GatewayLimit::KeepAlive }),
+        ConnPhase::Head(since) => {
+            Some(DueLimit { at: since + config.server.header_timeout, limit: GatewayLimit::HeadTime })
+        }
+        ConnPhase::Busy(until) => until.map(|at| DueLimit { at, limit: GatewayLimit::Overdue }),
     };
     let stuck = state.blocked_since();
-    let stuck = stuck.map(|since| Due { at: since + config.server.send_timeout, limit: Limit::SendTime });
+    let stuck =
+        stuck.map(|since| DueLimit { at: since + config.server.send_timeout, limit: GatewayLimit::SendTime });
     [phase, stuck].into_iter().flatten().min_by_key(|due| due.at)
 }

@@ -40,14 +40,14 @@ use warden_policies::defaults::Server;
 
 use crate::answer::answer_body::AnswerBody;
 use crate::backend::backends::BoxFuture;
-use crate::body::budget::Peer;
+use crate::body::budget::ClientPeer;
 use crate::client::client_io::ClientIo;
 use crate::client::connection::{MIN_CHECK_INTERVAL, due};
 use crate::config::{narrow, window};
 use crate::exchange;
-use crate::limits::Limit;
+use crate::limits::GatewayLimit;
 use crate::protocol::conn_state::ConnState;
-use crate::shared::Shared;
+use crate::shared::GatewayShared;
 
 tokio::task_local! {
     /// The stream that a task serves.
@@ -61,12 +61,12 @@ struct H2Stream {
 }
 
 struct H2Streams {
-    counts: Mutex<Counts>,
+    counts: Mutex<H2StreamCounts>,
     /// Notified when the client resets too many streams.
     calm: Notify,
 }
 
-struct Counts {
+struct H2StreamCounts {
     open: usize,
     idle_since: Instant,
     resets: usize,
@@ -76,11 +76,11 @@ struct Counts {
 impl H2Streams {
     fn new() -> Arc<Self> {
         let now = Instant::now();
-        let counts = Counts { open: 0, idle_since: now, resets: 0, resets_since: now };
+        let counts = H2StreamCounts { open: 0, idle_since: now, resets: 0, resets_since: now };
         Arc::new(Self { counts: Mutex::new(counts), calm: Notify::new() })
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Counts) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut H2StreamCounts) -> T) -> T {
         act(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -118,7 +118,7 @@ impl H2Streams {
 /// Spawns the library's future of each stream.
 #[derive(Clone)]
 struct H2Spawner {
-    shared: Arc<Shared>,
+    shared: Arc<GatewayShared>,
     streams: Arc<H2Streams>,
     tasks: TaskTracker,
     gone: CancellationToken,
@@ -157,14 +157,15 @@ where
 }
 
 /// Resolves when a stream has exceeded its time because its client opens no window.
-async fn overdue(state: &ConnState, shared: &Shared) -> Limit {
+async fn overdue(state: &ConnState, shared: &GatewayShared) -> GatewayLimit {
     let config = &shared.config;
     let look = config.server.send_timeout.max(MIN_CHECK_INTERVAL);
     let mut next = Instant::now() + look;
     loop {
         sleep_until(next).await;
         let now = Instant::now();
-        let busy = due(state, config).filter(|due| !matches!(due.limit, Limit::KeepAlive | Limit::HeadTime));
+        let busy = due(state, config)
+            .filter(|due| !matches!(due.limit, GatewayLimit::KeepAlive | GatewayLimit::HeadTime));
         next = match busy {
             Some(due) if due.at <= now => return due.limit,
             Some(due) => due.at.min(now + look),
@@ -174,8 +175,8 @@ async fn overdue(state: &ConnState, shared: &Shared) -> Limit {
 }
 
 struct StreamService {
-    shared: Arc<Shared>,
-    peer: Peer,
+    shared: Arc<GatewayShared>,
+    peer: ClientPeer,
 }
 
 impl Service<Request<Incoming>> for StreamService {
@@ -245,7 +246,11 @@ impl Drop for StreamBody {
     }
 }
 
-pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientIo, Arc<ConnState>)) {
+pub(crate) async fn serve(
+    shared: Arc<GatewayShared>,
+    peer: ClientPeer,
+    (io, state): (ClientIo, Arc<ConnState>),
+) {
     let (config, stop, retire) = (&shared.config, shared.stop.clone(), shared.retire.clone());
     let limits = &config.server;
     let streams = H2Streams::new();
@@ -283,7 +288,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
             }
             () = streams.calm.notified(), if !closing => {
                 closing = true;
-                shared.gauges.limited.note(Limit::H2Resets);
+                shared.gauges.limited.note(GatewayLimit::H2Resets);
                 tracing::debug!(peer = %ip, "a client gives up requests as fast as it sends them");
                 connection.as_mut().graceful_shutdown();
             }
@@ -293,15 +298,15 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
                 let overdue = |since: Option<Instant>, limit| since.is_some_and(|since| since + limit <= now);
                 if overdue(state.blocked_since(), config.server.send_timeout) {
                     state.abort();
-                    break Some(Limit::SendTime);
+                    break Some(GatewayLimit::SendTime);
                 }
                 if overdue(streams.idle(), config.server.keep_alive) {
                     if closing || stopping {
                         state.abort();
-                        break Some(Limit::Overdue);
+                        break Some(GatewayLimit::Overdue);
                     }
                     closing = true;
-                    shared.gauges.limited.note(Limit::KeepAlive);
+                    shared.gauges.limited.note(GatewayLimit::KeepAlive);
                     connection.as_mut().graceful_shutdown();
                 } else if let Some(since) = streams.idle() {
                     watch.as_mut().reset((since + config.server.keep_alive).min(now + look));
@@ -318,18 +323,18 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
 }
 
 /// Returns the limit that ended a connection, if any.
-fn limit_of_error(error: &hyper::Error) -> Option<Limit> {
+fn limit_of_error(error: &hyper::Error) -> Option<GatewayLimit> {
     if error.is_timeout() {
-        return Some(Limit::H2Ping);
+        return Some(GatewayLimit::H2Ping);
     }
     let mut source = error.source();
     while let Some(error) = source {
         if let Some(error) = error.downcast_ref::<h2::Error>() {
             let ours = error.is_library() || (error.is_go_away() && !error.is_remote());
             return match error.reason() {
-                Some(h2::Reason::ENHANCE_YOUR_CALM) if ours => Some(Limit::H2Resets),
+                Some(h2::Reason::ENHANCE_YOUR_CALM) if ours => Some(GatewayLimit::H2Resets),
                 Some(h2::Reason::NO_ERROR) | None => None,
-                Some(_) if ours => Some(Limit::H2Invalid),
+                Some(_) if ours => Some(GatewayLimit::H2Invalid),
                 Some(_) => None,
             };
         }

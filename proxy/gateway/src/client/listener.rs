@@ -12,7 +12,7 @@ use crate::client::error::GatewayError;
 
 /// All sockets, at least one.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub(crate) struct GatewayListener {
     listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
     /// Index of the socket to try first, so that a busy one does not starve the others.
@@ -22,7 +22,7 @@ pub(crate) struct Listener {
 /// Largest backlog of a socket opened by tokio or the standard library.
 const MAX_BACKLOG: usize = 1024;
 
-impl Listener {
+impl GatewayListener {
     /// Opens a socket for each of `hosts`: names or addresses, separated by commas, usually one. With port
     /// 0 the system chooses the port of the first host, and the others use the same.
     ///
@@ -133,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_hosts_share_a_port_and_none_waits_behind_another() {
-        let mut listener = Listener::open("127.0.0.1, 127.0.0.2", 0).await.unwrap();
+        let mut listener = GatewayListener::open("127.0.0.1, 127.0.0.2", 0).await.unwrap();
         let [first, second] = *listener.addresses() else { panic!("{:?}", listener.addresses()) };
         assert_eq!(
             (first.ip().to_string().as_str(), second.ip().to_string().as_str()),
@@ -160,17 +160,17 @@ mod tests {
         let sockets = vec![open(), open()];
         let addresses: Vec<SocketAddr> = sockets.iter().map(|socket| socket.local_addr().unwrap()).collect();
         let waiting = std::net::TcpStream::connect(addresses[1]).unwrap();
-        let mut listener = Listener::adopt(sockets).unwrap();
+        let mut listener = GatewayListener::adopt(sockets).unwrap();
         assert_eq!(listener.addresses(), addresses);
         assert_eq!(listener.accept().await.unwrap().1, waiting.local_addr().unwrap());
-        assert_eq!(Listener::adopt(Vec::new()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(GatewayListener::adopt(Vec::new()).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[tokio::test]
     async fn a_host_that_cannot_be_had_is_named_and_nothing_listens() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = taken.local_addr().unwrap().port();
-        let error = Listener::open("127.0.0.2,127.0.0.1", port).await.unwrap_err();
+        let error = GatewayListener::open("127.0.0.2,127.0.0.1", port).await.unwrap_err();
         assert!(
             matches!(error, GatewayError::InUse { address } if address == taken.local_addr().unwrap()),
             "{error}"
@@ -181,7 +181,7 @@ mod tests {
             assert!(tokio::time::Instant::now() < deadline, "{error}");
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
-        let error = Listener::open("127.0.0.1,", 0).await.unwrap_err();
+        let error = GatewayListener::open("127.0.0.1,", 0).await.unwrap_err();
         assert!(matches!(error, GatewayError::Resolve { .. }), "{error}");
     }
 }

@@ -87,12 +87,12 @@ fn ago(since: u64) -> String {
 
 /// Validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Certificate {
+pub struct CertificateInfo {
     /// End of validity in seconds since 1970; 0 if it could not be read.
     pub not_after: u64,
 }
 
-impl Certificate {
+impl CertificateInfo {
     /// Returns the remaining validity; `None` if it is unknown.
     pub fn left(self) -> Option<Duration> {
         let end = Some(self.not_after).filter(|end| *end > 0)?;
@@ -105,11 +105,11 @@ struct TlsPair {
     serve: Arc<ServerConfig>,
     /// Without HTTP/2: for connections that get one short answer.
     refuse: Arc<ServerConfig>,
-    certificate: Certificate,
+    certificate: CertificateInfo,
 }
 
 /// The certificate in use. Reading it is cheap; checking the files blocks for the time of two reads.
-pub struct Tls {
+pub struct TlsState {
     files: TlsFiles,
     h2: bool,
     now: ArcSwap<TlsPair>,
@@ -117,13 +117,13 @@ pub struct Tls {
     seen: Mutex<TlsFileStamps>,
 }
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for TlsState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
     }
 }
 
-impl Tls {
+impl TlsState {
     /// Reads both files and checks that they are usable now. With `h2`, clients may choose HTTP/2.
     ///
     /// # Errors
@@ -143,13 +143,13 @@ impl Tls {
     }
 
     /// Returns the validity of the certificate in use.
-    pub fn certificate(&self) -> Certificate {
+    pub fn certificate(&self) -> CertificateInfo {
         self.now.load().certificate
     }
 
     /// Checks whether the files have changed, and uses the new pair if it is valid. `None` if nothing has
     /// changed since the last check. Blocks.
-    pub fn look(&self) -> Option<Result<Certificate, TlsError>> {
+    pub fn look(&self) -> Option<Result<CertificateInfo, TlsError>> {
         let stamps = TlsFileStamps::of(&self.files);
         let before =
             std::mem::replace(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner), stamps);
@@ -161,7 +161,7 @@ impl Tls {
     /// # Errors
     ///
     /// Same as [`Self::load`]. The pair in use stays.
-    pub fn read(&self) -> Result<Certificate, TlsError> {
+    pub fn read(&self) -> Result<CertificateInfo, TlsError> {
         let pair = TlsPair::read(&self.files, self.h2, &self.tickets)?;
         let certificate = pair.certificate;
         self.now.store(Arc::new(pair));
@@ -258,7 +258,7 @@ fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, TlsError> {
 }
 
 /// Checks that the certificate is valid now, and returns its end.
-fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<Certificate, TlsError> {
+fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, TlsError> {
     let at = |time| {
         let own = EndEntityCert::try_from(chain.first()?).ok()?;
         let usage = KeyUsage::server_auth();
@@ -279,7 +279,7 @@ fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<Cer
         Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
         _ => 0,
     };
-    Ok(Certificate { not_after })
+    Ok(CertificateInfo { not_after })
 }
 
 #[cfg(test)]

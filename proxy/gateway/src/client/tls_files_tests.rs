@@ -26,8 +26,8 @@ impl Files {
         }
     }
 
-    fn load(&self) -> Result<Tls, TlsError> {
-        Tls::load(self.files.clone(), true)
+    fn load(&self) -> Result<TlsState, TlsError> {
+        TlsState::load(self.files.clone(), true)
     }
 }
 
@@ -78,7 +78,7 @@ fn what_is_wrong_with_the_files_is_said_with_its_cure() {
     std::fs::remove_file(&files.files.key).unwrap();
     says("the TLS key ");
     let half = TlsFiles::of("cert.pem", "").unwrap();
-    assert!(matches!(Tls::load(half, true), Err(TlsError::OneOnly)));
+    assert!(matches!(TlsState::load(half, true), Err(TlsError::OneOnly)));
     assert_eq!(TlsFiles::of("", ""), None);
 }
 

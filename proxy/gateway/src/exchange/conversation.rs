@@ -16,11 +16,11 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Exchange;
+use super::HttpExchange;
 use crate::body::fingerprint::FingerprintKey;
 use crate::body::intake::BodyIntake;
 use crate::protocol::headers::CONVERSATION;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 /// Header that requests the identifier of a conversation.
 const ASK_HEADER: HeaderName = HeaderName::from_static("x-warden-ask");
@@ -30,7 +30,7 @@ const MAX_ID_BYTES: usize = 64;
 
 /// Identifier that a client requests for its conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum ConversationHint {
     None,
     /// The client's own identifier.
     Given(HeaderValue),
@@ -40,31 +40,31 @@ pub(super) enum Wish {
 
 /// Removes both headers from a head, because no backend needs them. An identifier unfit as a routing key is
 /// ignored.
-pub(super) fn wish(headers: &mut HeaderMap) -> Wish {
+pub(super) fn wish(headers: &mut HeaderMap) -> ConversationHint {
     let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK_HEADER));
     let is_fit = |word: &HeaderValue| {
         let bytes = word.as_bytes();
         (1..=MAX_ID_BYTES).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)
     };
     match (given.filter(is_fit), ask) {
-        (Some(word), _) => Wish::Given(word),
-        (None, Some(ask)) if ask.as_bytes().eq_ignore_ascii_case(b"conversation") => Wish::Ours,
-        _ => Wish::None,
+        (Some(word), _) => ConversationHint::Given(word),
+        (None, Some(ask)) if ask.as_bytes().eq_ignore_ascii_case(b"conversation") => ConversationHint::Ours,
+        _ => ConversationHint::None,
     }
 }
 
 /// Returns the identifier for the answer. Reads the rest of a body that may be held; a longer one gets no
 /// identifier.
 pub(super) async fn word(
-    exchange: &Exchange,
-    wish: Wish,
+    exchange: &HttpExchange,
+    wish: ConversationHint,
     intake: &mut BodyIntake,
-) -> Result<Option<HeaderValue>, Refusal> {
+) -> Result<Option<HeaderValue>, RequestRefusal> {
     match wish {
-        Wish::None => Ok(None),
-        Wish::Given(word) => Ok(Some(word)),
-        Wish::Ours if !exchange.route.generates => Ok(None),
-        Wish::Ours => {
+        ConversationHint::None => Ok(None),
+        ConversationHint::Given(word) => Ok(Some(word)),
+        ConversationHint::Ours if !exchange.route.generates => Ok(None),
+        ConversationHint::Ours => {
             let most = exchange.shared.config.upstream.replay_bytes.0;
             if !intake.take_all().await? || !intake.is_whole() || intake.len() > most {
                 return Ok(None);
@@ -190,15 +190,15 @@ mod tests {
             assert!(headers.is_empty(), "{headers:?}");
             wish
         };
-        let word = |text: &'static str| Wish::Given(HeaderValue::from_static(text));
-        assert_eq!(of(&[]), Wish::None);
-        assert_eq!(of(&[("x-warden-ask", "Conversation")]), Wish::Ours);
-        assert_eq!(of(&[("x-warden-ask", "the time")]), Wish::None);
+        let word = |text: &'static str| ConversationHint::Given(HeaderValue::from_static(text));
+        assert_eq!(of(&[]), ConversationHint::None);
+        assert_eq!(of(&[("x-warden-ask", "Conversation")]), ConversationHint::Ours);
+        assert_eq!(of(&[("x-warden-ask", "the time")]), ConversationHint::None);
         assert_eq!(of(&[("x-warden-conversation", "abc"), ("x-warden-ask", "conversation")]), word("abc"));
         for unfit in ["", "a b", "\u{e4}", &"x".repeat(65)] {
-            assert_eq!(of(&[("x-warden-conversation", unfit)]), Wish::None, "{unfit:?}");
+            assert_eq!(of(&[("x-warden-conversation", unfit)]), ConversationHint::None, "{unfit:?}");
             let both = [("x-warden-conversation", unfit), ("x-warden-ask", "conversation")];
-            assert_eq!(of(&both), Wish::Ours, "{unfit:?}");
+            assert_eq!(of(&both), ConversationHint::Ours, "{unfit:?}");
         }
     }
 }

@@ -8,15 +8,15 @@
 use warden_supervisor::{FleetView, ModelState};
 
 use crate::route::LocalRoute;
-use crate::shared::Shared;
+use crate::shared::GatewayShared;
 
 /// Returns whether drop-in mode is on.
-pub(crate) fn is(shared: &Shared) -> bool {
+pub(crate) fn is(shared: &GatewayShared) -> bool {
     shared.upstream.backends.takes_any_name()
 }
 
 /// Returns whether the gateway answers one of its own routes itself, in drop-in mode.
-pub(super) fn is_ours(shared: &Shared, local: &LocalRoute, asks_for_keys: bool) -> bool {
+pub(super) fn is_ours(shared: &GatewayShared, local: &LocalRoute, asks_for_keys: bool) -> bool {
     let theirs = match local {
         LocalRoute::Models => true,
         // A preflight has no key, which a forwarded request would need.
@@ -27,7 +27,7 @@ pub(super) fn is_ours(shared: &Shared, local: &LocalRoute, asks_for_keys: bool) 
 }
 
 /// Returns whether health reports a loading process, in drop-in mode.
-pub(super) fn is_loading(shared: &Shared) -> bool {
+pub(super) fn is_loading(shared: &GatewayShared) -> bool {
     has_never_been_up(&shared.upstream.backends.view())
 }
 

@@ -12,30 +12,32 @@ use tokio::time::{Instant, timeout};
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::modes::{OnDeath, WhileLoading};
-use warden_policies::quarantine::Standing;
-use warden_supervisor::{Address, Denied, ResolveError};
+use warden_policies::quarantine::RequestStanding;
+use warden_supervisor::{LeaseAddress, LeaseDenied, ResolveError};
 
-use super::conversation::{self, Wish};
-use super::{Answered, Asked, ClientBody, Exchange, Refused, naming, prompt_size, tried};
-use crate::access::keys::{self, Access};
-use crate::answer::assemble::{self, Kind};
+use super::conversation::{self, ConversationHint};
+use super::{
+    AnsweredRequest, ClientBody, ForwardRequest, HttpExchange, RefusedRequest, naming, prompt_size, tried,
+};
+use crate::access::keys::{self, ClientAccess};
+use crate::answer::assemble::{self, AnswerFormat};
 use crate::answer::remember::TurnRecorder;
 use crate::answer::teller::LoadingNoticeForm;
-use crate::backend::again::{Again, Search};
-use crate::backend::attempts::{Attempts, RelayedAnswer};
+use crate::backend::again::{BackendSearch, RepeatableRequest};
+use crate::backend::attempts::{BackendAttempts, RelayedAnswer};
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::line_limits::check_lines;
-use crate::backend::message::{Message, RepeatPolicy};
+use crate::backend::message::{RepeatPolicy, UpstreamRequest};
 use crate::backend::unread_body::is_sent_without_body;
-use crate::backend::upstream::Upstream;
-use crate::body::intake::{BodyIntake, Named};
+use crate::backend::upstream::UpstreamContext;
+use crate::body::intake::{BodyIntake, BodyModel};
 use crate::body::limits::BodyLimits;
 use crate::body::request_copy::RequestCopy;
 use crate::protocol::{headers, query, wire};
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 use crate::route::target::ModelPath;
-use crate::route::{self, Effect, Shape};
+use crate::route::{self, BodyShape, RouteEffect};
 use crate::rules;
 
 /// A request in the form that its backend gets, as far as its body was read.
@@ -43,7 +45,7 @@ struct PreparedRequest {
     model: ModelName,
     /// Prompt tokens, if admission needs them.
     tokens: Option<u64>,
-    assemble: Option<Kind>,
+    assemble: Option<AnswerFormat>,
     sets: Option<(String, Bytes)>,
     /// The request may load its model.
     loads: bool,
@@ -52,13 +54,13 @@ struct PreparedRequest {
 }
 
 /// A streaming request whose model is not loaded yet. Its client gets the head of the answer first.
-pub(super) struct Waits {
+pub(super) struct WaitingStream {
     pub(super) manner: LoadingNoticeForm,
     /// Interval of keep-alives to the client.
     pub(super) every: Duration,
     /// Start of the wait.
     pub(super) since: Instant,
-    lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, Denied>>,
+    lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, LeaseDenied>>,
     prepared: PreparedRequest,
     parts: Box<Parts>,
     intake: Box<BodyIntake>,
@@ -68,14 +70,17 @@ pub(super) struct Waits {
 /// Progress of a forwarded request.
 #[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
 pub(super) enum ForwardResult {
-    Answered(Answered),
-    Waits(Box<Waits>),
+    Answered(AnsweredRequest),
+    Waits(Box<WaitingStream>),
 }
 
 /// Forwards an admitted request until its answer begins, or until it has to wait for its model to load.
 #[inline]
-pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<ForwardResult, Refused> {
-    let Asked { mut parts, body, named, held, access } = asked;
+pub(super) async fn forward(
+    exchange: &mut HttpExchange,
+    asked: ForwardRequest,
+) -> Result<ForwardResult, RefusedRequest> {
+    let ForwardRequest { mut parts, body, named, held, access } = asked;
     let shared = exchange.shared.clone();
     let limits = BodyLimits::of(&shared.config, exchange.route.size);
     let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
@@ -91,7 +96,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
         named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
     let mut prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
-    if wish != Wish::None {
+    if wish != ConversationHint::None {
         // Rare, so boxed: it would enlarge every request's future.
         let word = Box::pin(conversation::word(exchange, wish, &mut intake)).await;
         exchange.conversation = word.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
@@ -126,15 +131,19 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
 
 /// Returns the form of progress messages for a stream whose model is being loaded. `None` if the model is
 /// serving, or if the client gets only the model's answer.
-fn manner(exchange: &Exchange, prepared: &PreparedRequest, intake: &BodyIntake) -> Option<LoadingNoticeForm> {
-    let Exchange { shared, route, .. } = exchange;
+fn manner(
+    exchange: &HttpExchange,
+    prepared: &PreparedRequest,
+    intake: &BodyIntake,
+) -> Option<LoadingNoticeForm> {
+    let HttpExchange { shared, route, .. } = exchange;
     if !(route.generates && prepared.loads && intake.is_stream()) || prepared.assemble.is_some() {
         return None;
     }
     let mode = exchange.rules(&prepared.model).map_or(WhileLoading::default(), |rules| rules.loading);
     let manner = match mode {
         WhileLoading::Off => return None,
-        WhileLoading::Reasoning if route.shape == Some(Shape::Chat) => LoadingNoticeForm::Reasoning,
+        WhileLoading::Reasoning if route.shape == Some(BodyShape::Chat) => LoadingNoticeForm::Reasoning,
         WhileLoading::Comment | WhileLoading::Reasoning => LoadingNoticeForm::Comments,
     };
     shared.upstream.backends.coming(&prepared.model).map(|_| manner)
@@ -143,13 +152,13 @@ fn manner(exchange: &Exchange, prepared: &PreparedRequest, intake: &BodyIntake) 
 /// Waits for a lease of a model that is not loaded. If the lease or a refusal comes soon, the client gets a
 /// plain answer, so that a refusal has its own status.
 async fn wait(
-    exchange: &mut Exchange,
+    exchange: &mut HttpExchange,
     manner: LoadingNoticeForm,
     prepared: PreparedRequest,
     parts: Box<Parts>,
     intake: Box<BodyIntake>,
     limits: BodyLimits,
-) -> Result<ForwardResult, Refused> {
+) -> Result<ForwardResult, RefusedRequest> {
     let (upstream, since) = (exchange.shared.upstream.clone(), Instant::now());
     let config = &exchange.shared.config.upstream;
     let every = match manner {
@@ -161,7 +170,7 @@ async fn wait(
     let mut lease: BoxFuture<'static, _> =
         Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await });
     let Ok(granted) = timeout(every, &mut lease).await else {
-        let waits = Waits { manner, every, since, lease, prepared, parts, intake, limits };
+        let waits = WaitingStream { manner, every, since, lease, prepared, parts, intake, limits };
         return Ok(ForwardResult::Waits(Box::new(waits)));
     };
     send_when_granted(exchange, prepared, parts, intake, limits, granted).await.map(ForwardResult::Answered)
@@ -169,25 +178,28 @@ async fn wait(
 
 /// Sends a request whose whole body is here, once its lease is granted.
 async fn send_when_granted(
-    exchange: &mut Exchange,
+    exchange: &mut HttpExchange,
     prepared: PreparedRequest,
     parts: Box<Parts>,
     intake: Box<BodyIntake>,
     limits: BodyLimits,
-    granted: Result<Arc<dyn BackendLease>, Denied>,
-) -> Result<Answered, Refused> {
+    granted: Result<Arc<dyn BackendLease>, LeaseDenied>,
+) -> Result<AnsweredRequest, RefusedRequest> {
     let lease = prepared.attempts(exchange, &limits).granted(granted);
     let lease = lease.map_err(|refusal| ClientBody::Over.refused(refusal))?;
     send(exchange, prepared, parts, intake, limits, lease).await
 }
 
-impl Waits {
+impl WaitingStream {
     pub(super) fn model(&self) -> &ModelName {
         &self.prepared.model
     }
 
     /// Waits for the lease and sends the request.
-    pub(super) async fn forward(self, exchange: &mut Exchange) -> Result<Answered, Refused> {
+    pub(super) async fn forward(
+        self,
+        exchange: &mut HttpExchange,
+    ) -> Result<AnsweredRequest, RefusedRequest> {
         let Self { lease, prepared, parts, intake, limits, .. } = self;
         let granted = lease.await;
         send_when_granted(exchange, prepared, parts, intake, limits, granted).await
@@ -195,8 +207,8 @@ impl Waits {
 }
 
 impl PreparedRequest {
-    fn attempts<'a>(&'a self, exchange: &'a mut Exchange, limits: &'a BodyLimits) -> Attempts<'a> {
-        Attempts {
+    fn attempts<'a>(&'a self, exchange: &'a mut HttpExchange, limits: &'a BodyLimits) -> BackendAttempts<'a> {
+        BackendAttempts {
             upstream: &exchange.shared.upstream,
             record: &mut exchange.flight.record,
             progress: &exchange.flight.progress,
@@ -215,13 +227,13 @@ impl PreparedRequest {
 /// built in place.
 #[inline]
 async fn send(
-    exchange: &mut Exchange,
+    exchange: &mut HttpExchange,
     prepared: PreparedRequest,
     parts: Box<Parts>,
     mut intake: Box<BodyIntake>,
     limits: BodyLimits,
     lease: Arc<dyn BackendLease>,
-) -> Result<Answered, Refused> {
+) -> Result<AnsweredRequest, RefusedRequest> {
     let rest = ClientBody::behind(&intake);
     let shared = exchange.shared.clone();
     let (model, kind) = (&prepared.model, exchange.route.kind);
@@ -234,18 +246,19 @@ async fn send(
         let id = &exchange.flight.record.request_id;
         intake.record(RequestCopy::new(recorder.clone(), id, &parts.method, parts.uri.path()));
     }
-    if exchange.route.effect == Effect::Pauses {
+    if exchange.route.effect == RouteEffect::Pauses {
         if lease.saves_for_us() {
-            return Err(rest.refused(Refusal::SlotFiles));
+            return Err(rest.refused(RequestRefusal::SlotFiles));
         }
         lease.note_pause();
     }
     let is_page = parts.method == Method::GET && parts.uri.path() == "/";
-    let generates = exchange.route.shape.filter(|_| exchange.route.generates).and_then(Kind::of);
+    let generates = exchange.route.shape.filter(|_| exchange.route.generates).and_then(AnswerFormat::of);
     let kept = generates.filter(|_| lease.keeps_turns()).map(|kind| {
         // The other kinds consist of parts that occur in no other request.
         let is_whole = exchange.route.name != "infill";
-        let understood = matches!(kind, Kind::Chat | Kind::Text | Kind::Native) && is_whole;
+        let understood =
+            matches!(kind, AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native) && is_whole;
         (route::plain(parts.uri.path()).into_owned(), understood)
     });
     let repeating = RepeatPolicy {
@@ -257,7 +270,7 @@ async fn send(
     let text_bytes = intake.text_bytes().unwrap_or(0);
     // Used if no exact token count is available.
     let guess = text_bytes / keys::BYTES_PER_TOKEN;
-    let message = Message::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
+    let message = UpstreamRequest::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
     let remember = kept.map(|(path, understood)| {
         let limit = shared.config.upstream.continue_bytes.in_memory();
         Box::new(TurnRecorder::of(&message, &path, understood, limit))
@@ -280,28 +293,32 @@ async fn send(
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
     let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
         let (upstream, progress) = (shared.upstream.clone(), exchange.flight.progress.clone());
-        let search = Search { upstream, progress, model, kind, tokens, limits, deadline };
-        Box::new(Again { search, message })
+        let search = BackendSearch { upstream, progress, model, kind, tokens, limits, deadline };
+        Box::new(RepeatableRequest { search, message })
     });
-    Ok(Answered { relayed, rest, assemble, sets, again, remember })
+    Ok(AnsweredRequest { relayed, rest, assemble, sets, again, remember })
 }
 
 /// Checks that the answer can be passed on.
-fn check(mut relayed: RelayedAnswer, model: &ModelName, is_page: bool) -> Result<RelayedAnswer, Refusal> {
+fn check(
+    mut relayed: RelayedAnswer,
+    model: &ModelName,
+    is_page: bool,
+) -> Result<RelayedAnswer, RequestRefusal> {
     // On an error its connection is closed with it.
     wire::check_answer(relayed.response.status(), relayed.response.headers())
-        .map_err(|why| Refusal::Garbled { model: model.clone(), why: why.to_owned() })?;
-    if let Address::Remote(_) = relayed.backend.lease.address() {
+        .map_err(|why| RequestRefusal::Garbled { model: model.clone(), why: why.to_owned() })?;
+    if let LeaseAddress::Remote(_) = relayed.backend.lease.address() {
         headers::strip_host_policies(relayed.response.headers_mut());
         if relayed.response.status() == StatusCode::UNAUTHORIZED {
             // The endpoint refuses our own key; the client cannot do anything about that.
             relayed.backend.lease.doubt();
-            return Err(Refusal::KeyThere { model: model.clone() });
+            return Err(RequestRefusal::KeyThere { model: model.clone() });
         }
     }
     if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
         // llama-server's own answer has no further information.
-        return Err(Refusal::NoPage);
+        return Err(RequestRefusal::NoPage);
     }
     Ok(relayed)
 }
@@ -309,13 +326,13 @@ fn check(mut relayed: RelayedAnswer, model: &ModelName, is_page: bool) -> Result
 /// Reads the body as far as needed, and gives head and body the form that the backend gets.
 #[inline]
 async fn prepare(
-    exchange: &mut Exchange,
-    access: &Access,
+    exchange: &mut HttpExchange,
+    access: &ClientAccess,
     named: Option<ModelName>,
     is_plain: bool,
     parts: &mut Parts,
     intake: &mut BodyIntake,
-) -> Result<PreparedRequest, Refusal> {
+) -> Result<PreparedRequest, RequestRefusal> {
     let (shared, route) = (exchange.shared.clone(), exchange.route);
     let upstream = &shared.upstream;
     let named = match named {
@@ -340,7 +357,7 @@ async fn prepare(
     }
     let rules = exchange.rules(&model);
     if rules.is_some_and(|rules| rules.remote) && !(is_plain && route.computes) {
-        return Err(Refusal::NotThere { model });
+        return Err(RequestRefusal::NotThere { model });
     }
     if let Some(rules) = rules.filter(|_| is_plain) {
         rules::apply(&model, rules, route.shape, parts, intake).await?;
@@ -364,14 +381,17 @@ async fn prepare(
     let loads =
         asked.filter(|word| !word.is_empty()).map_or(route.loads, |word| word == "true" || word == "1");
     let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake, loads).await?;
-    let kind =
-        exchange.rules(&model).filter(|rules| is_plain && rules.assemble).and(route.shape).and_then(Kind::of);
+    let kind = exchange
+        .rules(&model)
+        .filter(|rules| is_plain && rules.assemble)
+        .and(route.shape)
+        .and_then(AnswerFormat::of);
     let assemble = match kind {
         Some(kind) => assemble::ask(kind, intake).await?,
         None => None,
     };
     refuse_quarantined(upstream, &model, intake)?;
-    let sets = if route.effect == Effect::Sets && intake.take_all().await? {
+    let sets = if route.effect == RouteEffect::Sets && intake.take_all().await? {
         intake.json().map(|body| (route::plain(parts.uri.path()).into_owned(), body))
     } else {
         None
@@ -381,19 +401,19 @@ async fn prepare(
 
 /// Returns the model named in path or query, and removes it from the path.
 fn named_in_target(
-    exchange: &mut Exchange,
-    access: &Access,
-    named: Option<Result<ModelPath, Refusal>>,
+    exchange: &mut HttpExchange,
+    access: &ClientAccess,
+    named: Option<Result<ModelPath, RequestRefusal>>,
     parts: &mut Parts,
-) -> Result<Option<ModelName>, Refusal> {
+) -> Result<Option<ModelName>, RequestRefusal> {
     match named {
         Some(Ok(named)) => {
             parts.uri = named.target.into();
             naming::in_path(exchange.resolve(access, Some(&named.name)), exchange, access).map(Some)
         }
         // List only the names that this client may know.
-        Some(Err(Refusal::Upstream { .. })) => {
-            Err(Refusal::Upstream { known: naming::known(exchange, access) })
+        Some(Err(RequestRefusal::Upstream { .. })) => {
+            Err(RequestRefusal::Upstream { known: naming::known(exchange, access) })
         }
         Some(Err(refusal)) => Err(refusal),
         None => {
@@ -405,33 +425,41 @@ fn named_in_target(
 
 /// Returns the model named in the body, or the only model.
 pub(super) fn named_in_body(
-    exchange: &mut Exchange,
-    access: &Access,
+    exchange: &mut HttpExchange,
+    access: &ClientAccess,
     intake: &BodyIntake,
-) -> Result<ModelName, Refusal> {
+) -> Result<ModelName, RequestRefusal> {
     let named = intake.named();
-    if let Named::Model(name) = &named {
+    if let BodyModel::Model(name) = &named {
         return exchange.resolve(access, Some(name));
     }
     // A single model gets any body and refuses it itself; with several models the gateway has to say why.
     let route = exchange.route;
     exchange.resolve(access, None).map_err(|refusal| match (named, refusal) {
         // Without a model there is no backend that could be asked whether the route exists.
-        (_, Refusal::Resolve(ResolveError::Missing { .. })) if route.name == route::UNKNOWN => {
-            Refusal::NoRoute
+        (_, RequestRefusal::Resolve(ResolveError::Missing { .. })) if route.name == route::UNKNOWN_ROUTE => {
+            RequestRefusal::NoRoute
         }
-        (Named::NotJson, Refusal::Resolve(ResolveError::Missing { known })) => Refusal::NotJson { known },
-        (Named::NotText, Refusal::Resolve(ResolveError::Missing { known })) => {
-            Refusal::ModelNotText { known }
+        (BodyModel::NotJson, RequestRefusal::Resolve(ResolveError::Missing { known })) => {
+            RequestRefusal::NotJson { known }
+        }
+        (BodyModel::NotText, RequestRefusal::Resolve(ResolveError::Missing { known })) => {
+            RequestRefusal::ModelNotText { known }
         }
         (_, refusal) => refusal,
     })
 }
 
 /// Refuses a request that is known to kill its server, once its whole body is here.
-fn refuse_quarantined(upstream: &Upstream, model: &ModelName, intake: &BodyIntake) -> Result<(), Refusal> {
+fn refuse_quarantined(
+    upstream: &UpstreamContext,
+    model: &ModelName,
+    intake: &BodyIntake,
+) -> Result<(), RequestRefusal> {
     match intake.sent.print() {
-        Some(print) if matches!(upstream.backends.standing(model, print), Standing::Refused { .. }) => {
+        Some(print)
+            if matches!(upstream.backends.standing(model, print), RequestStanding::Refused { .. }) =>
+        {
             Err(upstream.quarantined(model, print, false))
         }
         _ => Ok(()),

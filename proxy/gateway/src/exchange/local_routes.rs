@@ -13,27 +13,27 @@ use serde_json::{Value, json};
 use warden_policies::ModelName;
 use warden_supervisor::{FleetView, ModelState, ModelView, ResolveError};
 
-use super::{ClientBody, Exchange, Refused, dropin, naming};
-use crate::access::keys::Access;
+use super::{ClientBody, HttpExchange, RefusedRequest, dropin, naming};
+use crate::access::keys::ClientAccess;
 use crate::clock;
-use crate::live::Live;
-use crate::refusal::Refusal;
+use crate::live::LiveConfig;
+use crate::refusal::RequestRefusal;
 use crate::route::{self, LocalRoute, target};
-use crate::rules::Listing;
+use crate::rules::ListingRules;
 
 /// Decides whether a model is listed.
 type ModelFilter<'a> = &'a dyn Fn(&ModelView) -> bool;
 
 /// Headers and body of an answer. Its status is 308 if it has a `Location`, else 200.
-pub(super) type Words = (HeaderMap, Bytes);
+pub(super) type LocalAnswer = (HeaderMap, Bytes);
 
 /// Answers a request to one of these routes.
 pub(super) fn answer(
-    exchange: &Exchange,
-    access: &Access,
+    exchange: &HttpExchange,
+    access: &ClientAccess,
     parts: &Parts,
     local: &LocalRoute,
-) -> Result<Words, Refused> {
+) -> Result<LocalAnswer, RefusedRequest> {
     let shared = &exchange.shared;
     let backends = &*shared.upstream.backends;
     let (live, view) = (&exchange.live, backends.view());
@@ -43,9 +43,9 @@ pub(super) fn answer(
         LocalRoute::Health
             if shared.stop.is_cancelled() || shared.gauges.draining.load(Ordering::Relaxed) =>
         {
-            Err(Refusal::ShuttingDown)
+            Err(RequestRefusal::ShuttingDown)
         }
-        LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(Refusal::Loading),
+        LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(RequestRefusal::Loading),
         LocalRoute::Health => health_answer(&backends.view()),
         LocalRoute::Models => {
             let names = naming::shown(live, access).filter_map(|name| {
@@ -71,7 +71,7 @@ pub(super) fn answer(
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight_headers(&parts.headers), Bytes::new())),
         // The page has a body type of its own and was admitted as such.
-        LocalRoute::Page | LocalRoute::Forbidden => Err(Refusal::Method(route::named(&parts.method))),
+        LocalRoute::Page | LocalRoute::Forbidden => Err(RequestRefusal::Method(route::named(&parts.method))),
     };
     let rest = match local {
         // A client may send through a tunnel before it learns that the tunnel was refused: the following
@@ -82,7 +82,7 @@ pub(super) fn answer(
     answer.map_err(|refusal| rest.refused(refusal))
 }
 
-pub(super) fn words(body: &Value) -> Words {
+pub(super) fn words(body: &Value) -> LocalAnswer {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
     (headers, Bytes::from(body.to_string()))
@@ -91,7 +91,7 @@ pub(super) fn words(body: &Value) -> Words {
 /// `/health`: whether requests can be served. Fails while every model refuses its requests because no
 /// process of it starts: another instance would serve them better. A model that is loading, being replaced,
 /// or loaded by its first request counts as healthy, because its requests wait.
-fn health_answer(view: &FleetView) -> Result<Words, Refusal> {
+fn health_answer(view: &FleetView) -> Result<LocalAnswer, RequestRefusal> {
     let refusing = |model: &ModelView| {
         model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
     };
@@ -100,11 +100,17 @@ fn health_answer(view: &FleetView) -> Result<Words, Refusal> {
         return Ok(words(&json!({ "status": "ok" })));
     };
     let left = next.saturating_sub(clock::unix_ms());
-    Err(Refusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
+    Err(RequestRefusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
 }
 
 /// `/v1/models`: every listed model, in any state.
-fn models(view: &FleetView, live: &Live, created: u64, shown: ModelFilter<'_>, names: Vec<Value>) -> Words {
+fn models(
+    view: &FleetView,
+    live: &LiveConfig,
+    created: u64,
+    shown: ModelFilter<'_>,
+    names: Vec<Value>,
+) -> LocalAnswer {
     let models = || view.models.iter().filter(|model| shown(model));
     let ollama: Vec<Value> = models().map(|model| ollama(model)).collect();
     let data: Vec<Value> = models().map(|model| one(model, live, created)).chain(names).collect();
@@ -112,7 +118,7 @@ fn models(view: &FleetView, live: &Live, created: u64, shown: ModelFilter<'_>, n
 }
 
 /// `/running`: the processes of the listed models.
-fn running(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> Words {
+fn running(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer {
     let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
         model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
             json!({
@@ -131,7 +137,7 @@ fn running(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> Words {
 }
 
 /// Redirects to the same target with a slash at its end.
-fn redirect_answer(location: &str) -> Words {
+fn redirect_answer(location: &str) -> LocalAnswer {
     let mut headers = HeaderMap::new();
     if let Ok(location) = HeaderValue::from_str(location) {
         headers.insert(LOCATION, location);
@@ -140,17 +146,17 @@ fn redirect_answer(location: &str) -> Words {
 }
 
 /// `/v1/models/{id}`, by name or alias.
-fn model(view: &FleetView, live: &Live, name: &ModelName, created: u64) -> Option<Words> {
+fn model(view: &FleetView, live: &LiveConfig, name: &ModelName, created: u64) -> Option<LocalAnswer> {
     view.models.iter().find(|model| model.name == *name).map(|model| words(&one(model, live, created)))
 }
 
 /// Returns a model's list fields from the configuration.
-fn listing<'a>(live: &'a Live, model: &ModelName) -> Cow<'a, Listing> {
+fn listing<'a>(live: &'a LiveConfig, model: &ModelName) -> Cow<'a, ListingRules> {
     live.models.get(model).map_or_else(Cow::default, |rules| Cow::Borrowed(&rules.listing))
 }
 
 /// Describes a model as llama-server does in lists, with its state as llama-server's router does.
-fn one(model: &ModelView, live: &Live, created: u64) -> Value {
+fn one(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
     let mut entry = json!({
         "id": model.name,
         "object": "model",
@@ -179,7 +185,7 @@ fn one(model: &ModelView, live: &Live, created: u64) -> Value {
 /// Describes a name that currently resolves to this model.
 fn renamed_entry(
     view: &FleetView,
-    live: &Live,
+    live: &LiveConfig,
     name: &str,
     model: &ModelName,
     created: u64,

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Each state is a type with the data known in it. A request that ends without a backend's answer is
-//! [`Refused`], which also says what its client may still send. [`crate::backend::attempts`] covers the
+//! [`RefusedRequest`], which also says what its client may still send. [`crate::backend::attempts`] covers the
 //! steps from the lease to the head.
 //!
 //! The whole life is one future. hyper drops it when the client leaves, which frees the place in the queue,
@@ -45,50 +45,50 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use self::forward::ForwardResult;
-use self::local_routes::Words;
+use self::local_routes::LocalAnswer;
 use self::router::RouterCall;
-use crate::access::keys::{Access, Keys};
+use crate::access::keys::{ApiKeys, ClientAccess};
 use crate::access::{csrf, host_check};
 use crate::answer::answer_body::AnswerBody;
-use crate::answer::assemble::Kind;
+use crate::answer::assemble::AnswerFormat;
 use crate::answer::flight::InFlightRequest;
 use crate::answer::remember::TurnRecorder;
-use crate::backend::again::Again;
+use crate::backend::again::RepeatableRequest;
 use crate::backend::attempts::RelayedAnswer;
 use crate::backend::line_limits::check_request_line;
-use crate::body::budget::{Budget, Peer, Share};
+use crate::body::budget::{BodyBudget, ClientPeer, ClientShare};
 use crate::body::intake::BodyIntake;
-use crate::body::sent::Sent;
-use crate::live::Live;
-use crate::observe::Record;
-use crate::page::{self, Asker, Page};
+use crate::body::sent::SentBody;
+use crate::live::LiveConfig;
+use crate::observe::RequestRecord;
+use crate::page::{self, OperatorPage, PageClient};
 use crate::protocol::conn_state::ConnState;
-use crate::protocol::raw_head::Seen;
+use crate::protocol::raw_head::HeadResult;
 use crate::protocol::{headers, prefix, wire};
-use crate::refusal::Refusal;
-use crate::requests::{Begun, Progress};
+use crate::refusal::RequestRefusal;
+use crate::requests::{ProgressHandle, RequestStart};
 use crate::route::target::{self, ModelPath};
-use crate::route::{self, LocalRoute, Route};
+use crate::route::{self, LocalRoute, RequestRoute};
 use crate::rules::ModelRules;
-use crate::shared::Shared;
-use crate::trace::Trace;
+use crate::shared::GatewayShared;
+use crate::trace::GatewayTrace;
 
 /// State that lasts from a request's head to the head of its answer.
-struct Exchange {
-    shared: Arc<Shared>,
+struct HttpExchange {
+    shared: Arc<GatewayShared>,
     /// Configuration in force when the request began.
-    live: Arc<Live>,
+    live: Arc<LiveConfig>,
     /// Drop-in mode: llama-warden replaces a single llama-server.
     drop_in: bool,
     conn: Arc<ConnState>,
-    route: Route,
+    route: RequestRoute,
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
     flight: Box<InFlightRequest>,
     /// State of the request body, once a part of it was read.
-    body: Option<Arc<Sent>>,
+    body: Option<Arc<SentBody>>,
     /// Memory budget of the client, once the client is known.
-    budget: Option<Budget>,
+    budget: Option<BodyBudget>,
     /// Rules of the requested name, if it has its own.
     renamed: Option<Arc<ModelRules>>,
     /// Identifier of the conversation, if the client or a balancer asked for it.
@@ -100,62 +100,62 @@ struct ReceivedRequest {
     parts: Box<Parts>,
     body: Incoming,
     /// Result of the second reader that checks the framing next to hyper.
-    seen: Option<Seen>,
+    seen: Option<HeadResult>,
     /// The target lies outside `api_prefix`.
     is_outside: bool,
     /// The gateway's own route that answers it.
     local: Option<LocalRoute>,
     /// The model that the path names, if it is of the kind that does.
-    named: Option<Result<ModelPath, Refusal>>,
+    named: Option<Result<ModelPath, RequestRefusal>>,
     /// Bytes held of this client's bodies.
-    held: Arc<Share>,
+    held: Arc<ClientShare>,
 }
 
 /// A request with a valid head from a client with access.
 enum AdmittedRequest {
     /// Answered by the gateway: headers and body.
-    Here(Words),
+    Here(LocalAnswer),
     /// A request for the operators' page.
     Page(Box<PageRequest>),
     /// A route of llama-server's router.
-    Router(RouterCall, Asked),
-    Forward(Asked),
+    Router(RouterCall, ForwardRequest),
+    Forward(ForwardRequest),
 }
 
 /// A request for the operators' page, and its handler.
 struct PageRequest {
-    page: Arc<dyn Page>,
+    page: Arc<dyn OperatorPage>,
     request: Request<Incoming>,
-    asker: Asker,
+    asker: PageClient,
 }
 
 /// A request for a backend. Nothing of its body was read.
-struct Asked {
+struct ForwardRequest {
     parts: Box<Parts>,
     body: Incoming,
-    named: Option<Result<ModelPath, Refusal>>,
-    held: Arc<Share>,
-    access: Access,
+    named: Option<Result<ModelPath, RequestRefusal>>,
+    held: Arc<ClientShare>,
+    access: ClientAccess,
 }
 
 /// A request whose backend has begun to answer.
-struct Answered {
+struct AnsweredRequest {
     relayed: RelayedAnswer,
     rest: ClientBody,
     /// Dialect, if the answer is assembled from a stream.
-    assemble: Option<Kind>,
+    assemble: Option<AnswerFormat>,
     /// Setting that a success has changed in the backend: route and body.
     sets: Option<(String, Bytes)>,
     /// State to execute the request once more if its server dies before the client has anything of the
     /// answer.
-    again: Option<Box<Again>>,
+    again: Option<Box<RepeatableRequest>>,
     /// Recording for the next process.
     remember: Option<Box<TurnRecorder>>,
 }
 
 /// The end of a request without a backend's answer.
-struct Refused {
-    refusal: Refusal,
+struct RefusedRequest {
+    refusal: RequestRefusal,
     rest: ClientBody,
 }
 
@@ -170,7 +170,7 @@ enum ClientBody {
     Over,
 }
 
-impl Answered {
+impl AnsweredRequest {
     /// An answer that is passed on unchanged.
     fn alone(relayed: RelayedAnswer, rest: ClientBody) -> Self {
         Self { relayed, rest, assemble: None, sets: None, again: None, remember: None }
@@ -188,12 +188,12 @@ impl ClientBody {
         if intake.is_whole() { Self::Over } else { Self::Coming }
     }
 
-    fn refused(self, refusal: Refusal) -> Refused {
-        Refused { refusal, rest: self }
+    fn refused(self, refusal: RequestRefusal) -> RefusedRequest {
+        RefusedRequest { refusal, rest: self }
     }
 }
 
-impl Exchange {
+impl HttpExchange {
     /// Adds the conversation's identifier to the head of a success. A refusal must not bind a conversation
     /// to an instance.
     fn add_conversation_header(&self, status: StatusCode, headers: &mut HeaderMap) {
@@ -204,10 +204,10 @@ impl Exchange {
 
     /// Ends the request for an operator: all its work is abandoned, as when its client leaves. `rest` is
     /// the body's last known state; the remaining part may have arrived since.
-    fn cancelled(&self, rest: ClientBody) -> Refused {
+    fn cancelled(&self, rest: ClientBody) -> RefusedRequest {
         let has_come = self.body.as_ref().is_some_and(|body| body.print().is_some());
         let rest = if has_come { ClientBody::Over } else { rest };
-        rest.refused(Refusal::Cancelled { executed: self.flight.progress.is_sent() })
+        rest.refused(RequestRefusal::Cancelled { executed: self.flight.progress.is_sent() })
     }
 }
 
@@ -215,9 +215,9 @@ impl Exchange {
 /// built in place.
 #[inline]
 pub(crate) async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<GatewayShared>,
     conn: Arc<ConnState>,
-    peer: Peer,
+    peer: ClientPeer,
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Infallible> {
     let busy = conn.begin();
@@ -259,11 +259,11 @@ pub(crate) async fn answer(
 
 /// Determines from its target what a request asks for.
 fn receive(
-    shared: Arc<Shared>,
+    shared: Arc<GatewayShared>,
     conn: Arc<ConnState>,
-    peer: Peer,
+    peer: ClientPeer,
     request: Request<Incoming>,
-) -> (Exchange, ReceivedRequest) {
+) -> (HttpExchange, ReceivedRequest) {
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
     // Boxed for the same reason as the flight.
@@ -280,7 +280,7 @@ fn receive(
         .then(|| target::upstream(&parts.uri, &backends.view(), &more, backends.takes_any_name()));
     let route = match &named {
         // Rules do not apply here: they would change the body.
-        Some(Ok(named)) => Route { shape: None, ..route::route(&parts.method, named.target.path()) },
+        Some(Ok(named)) => RequestRoute { shape: None, ..route::route(&parts.method, named.target.path()) },
         _ => route::route(&parts.method, parts.uri.path()),
     };
     let local = match &named {
@@ -298,7 +298,7 @@ fn receive(
             Some(Ok(named)) => route::known(named.target.path()),
             _ => route::known(parts.uri.path()),
         };
-        Trace::begin(&mut parts.headers, ratio, path, !shared.config.server.tls_cert.is_empty())
+        GatewayTrace::begin(&mut parts.headers, ratio, path, !shared.config.server.tls_cert.is_empty())
     });
     let mut flight = InFlightRequest::begin(
         shared.observer.clone(),
@@ -310,7 +310,7 @@ fn receive(
         |record, at| {
             // Own routes are answered at once, and health probes are frequent, so they are not listed.
             if local.is_some() {
-                return (None, Progress::default());
+                return (None, ProgressHandle::default());
             }
             let (ticket, progress) = shared.requests.begin(&begun(record, route, at), &conn);
             (Some(ticket), progress)
@@ -319,7 +319,7 @@ fn receive(
     flight.record.trace = trace;
     flight.record.user_agent = headers::user_agent(&parts.headers);
     let origin = parts.headers.get(ORIGIN).cloned();
-    let exchange = Exchange {
+    let exchange = HttpExchange {
         shared,
         live,
         drop_in,
@@ -337,13 +337,13 @@ fn receive(
 }
 
 /// Returns whether the request is for the operators' page, and there is one.
-fn has_page(shared: &Shared, live: &Live, parts: &Parts) -> bool {
-    page::is_for(parts) && shared.page.is_some() && live.keys.as_ref().is_some_and(Keys::has_operators)
+fn has_page(shared: &GatewayShared, live: &LiveConfig, parts: &Parts) -> bool {
+    page::is_for(parts) && shared.page.is_some() && live.keys.as_ref().is_some_and(ApiKeys::has_operators)
 }
 
 /// Builds the part of a request's entry for operators that comes from its head.
-fn begun(record: &Record, route: Route, at: Instant) -> Begun<'_> {
-    Begun {
+fn begun(record: &RequestRecord, route: RequestRoute, at: Instant) -> RequestStart<'_> {
+    RequestStart {
         request_id: &record.request_id,
         peer: record.peer,
         method: &record.method,
@@ -355,30 +355,31 @@ fn begun(record: &Record, route: Route, at: Instant) -> Begun<'_> {
 }
 
 /// Admits a request by everything known before its body is read. Own routes are answered.
-fn admit(exchange: &mut Exchange, received: ReceivedRequest) -> Result<AdmittedRequest, Refused> {
+fn admit(exchange: &mut HttpExchange, received: ReceivedRequest) -> Result<AdmittedRequest, RefusedRequest> {
     let ReceivedRequest { parts, body, seen, is_outside, local, named, held } = received;
     let config = &exchange.shared.config.server;
     let unframed = |refusal| ClientBody::Unframed.refused(refusal);
     if head_bytes(&parts) > config.header_bytes.in_memory() || parts.headers.len() > config.header_count {
         // If both apply, report the more specific one.
-        let too_large = Refusal::HeadTooLarge { limit: config.header_bytes.in_memory() };
+        let too_large = RequestRefusal::HeadTooLarge { limit: config.header_bytes.in_memory() };
         return Err(unframed(check_request_line(&parts).err().unwrap_or(too_large)));
     }
     if is_outside {
-        return Err(unframed(Refusal::NoPrefix(config.api_prefix.clone())));
+        return Err(unframed(RequestRefusal::NoPrefix(config.api_prefix.clone())));
     }
-    wire::check(&parts, &body, seen).map_err(|fault| unframed(Refusal::Wire(fault)))?;
+    wire::check(&parts, &body, seen).map_err(|fault| unframed(RequestRefusal::Wire(fault)))?;
     let unread = ClientBody::unread(&body);
     let access = access(exchange, &parts, local.as_ref()).map_err(|refusal| unread.refused(refusal))?;
     if let (Some(LocalRoute::Page), Some(page)) = (&local, exchange.shared.page.clone()) {
-        let asker = Asker::of(&parts, exchange.flight.record.peer, exchange.shared.config.tls().is_some());
+        let asker =
+            PageClient::of(&parts, exchange.flight.record.peer, exchange.shared.config.tls().is_some());
         let request = Request::from_parts(*parts, body);
         return Ok(AdmittedRequest::Page(Box::new(PageRequest { page, request, asker })));
     }
     if let Some(local) = local {
         return local_routes::answer(exchange, &access, &parts, &local).map(AdmittedRequest::Here);
     }
-    let asked = Asked { parts, body, named, held, access };
+    let asked = ForwardRequest { parts, body, named, held, access };
     Ok(match RouterCall::of(exchange, &asked) {
         Some(call) => AdmittedRequest::Router(call, asked),
         None => AdmittedRequest::Forward(asked),
@@ -386,7 +387,11 @@ fn admit(exchange: &mut Exchange, received: ReceivedRequest) -> Result<AdmittedR
 }
 
 /// Identifies the client and checks its rights.
-fn access(exchange: &mut Exchange, parts: &Parts, local: Option<&LocalRoute>) -> Result<Access, Refusal> {
+fn access(
+    exchange: &mut HttpExchange,
+    parts: &Parts,
+    local: Option<&LocalRoute>,
+) -> Result<ClientAccess, RequestRefusal> {
     let live = &exchange.live;
     // Health probes may use any host name; they reveal nothing.
     if !matches!(local, Some(LocalRoute::Health)) {
@@ -394,9 +399,9 @@ fn access(exchange: &mut Exchange, parts: &Parts, local: Option<&LocalRoute>) ->
         csrf::check(&live.cors.origins, parts)?;
     }
     let Some(keys) = live.keys.as_ref().filter(|_| !local.is_some_and(LocalRoute::is_open)) else {
-        return Ok(Access::default());
+        return Ok(ClientAccess::default());
     };
-    let access = Access::by_key(keys, &parts.headers)?;
+    let access = ClientAccess::by_key(keys, &parts.headers)?;
     exchange.flight.record.key = access.name();
     exchange.flight.progress.key(exchange.flight.record.key.as_ref());
     // The gateway's own answers do not count against a key's limits.

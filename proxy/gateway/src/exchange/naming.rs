@@ -5,16 +5,20 @@ use std::sync::Arc;
 use warden_policies::{ModelName, is_pattern, pattern_matches};
 use warden_supervisor::ResolveError;
 
-use super::Exchange;
-use crate::access::keys::Access;
-use crate::backend::backends::Backends;
-use crate::live::Live;
-use crate::refusal::Refusal;
-use crate::rules::{ModelRules, Name};
+use super::HttpExchange;
+use crate::access::keys::ClientAccess;
+use crate::backend::backends::LeaseProvider;
+use crate::live::LiveConfig;
+use crate::refusal::RequestRefusal;
+use crate::rules::{ModelRules, VirtualName};
 
-impl Exchange {
+impl HttpExchange {
     /// Resolves a name for this client, and keeps the name's own rules.
-    pub(super) fn resolve(&mut self, access: &Access, name: Option<&str>) -> Result<ModelName, Refusal> {
+    pub(super) fn resolve(
+        &mut self,
+        access: &ClientAccess,
+        name: Option<&str>,
+    ) -> Result<ModelName, RequestRefusal> {
         let (model, rules) = resolve(&self.live, access, &*self.shared.upstream.backends, name)?;
         self.renamed = rules;
         Ok(model)
@@ -28,18 +32,18 @@ impl Exchange {
 
 /// Resolves a name for this client. Returns the rules of that name, if it has its own.
 pub(super) fn resolve(
-    live: &Live,
-    access: &Access,
-    backends: &dyn Backends,
+    live: &LiveConfig,
+    access: &ClientAccess,
+    backends: &dyn LeaseProvider,
     name: Option<&str>,
-) -> Result<(ModelName, Option<Arc<ModelRules>>), Refusal> {
+) -> Result<(ModelName, Option<Arc<ModelRules>>), RequestRefusal> {
     let exact = name.and_then(|name| live.by_name.get_key_value(name));
     let (name, meant) = match exact {
         Some(exact) => exact,
         None => match access.resolve(backends, name) {
             Ok(model) => return Ok((model, None)),
             Err(refusal) => {
-                let unknown = matches!(refusal, Refusal::Resolve(ResolveError::Unknown { .. }));
+                let unknown = matches!(refusal, RequestRefusal::Resolve(ResolveError::Unknown { .. }));
                 match name.filter(|_| unknown).and_then(|name| find_pattern(live, name)) {
                     Some(meant) => meant,
                     None => return Err(add_names(refusal, live, access)),
@@ -62,25 +66,27 @@ pub(super) fn resolve(
 }
 
 /// Returns the pattern that matches a name without an entry of its own; of several, the longest.
-fn find_pattern<'a>(live: &'a Live, name: &str) -> Option<(&'a String, &'a Name)> {
+fn find_pattern<'a>(live: &'a LiveConfig, name: &str) -> Option<(&'a String, &'a VirtualName)> {
     let patterns = live.by_name.iter().filter(|(pattern, _)| is_pattern(pattern));
     patterns.filter(|(pattern, _)| pattern_matches(pattern, name)).max_by_key(|(pattern, _)| pattern.len())
 }
 
 /// Checks the model in a path: a name that the key has no right to is treated as no name.
 pub(super) fn in_path(
-    resolved: Result<ModelName, Refusal>,
-    exchange: &Exchange,
-    access: &Access,
-) -> Result<ModelName, Refusal> {
+    resolved: Result<ModelName, RequestRefusal>,
+    exchange: &HttpExchange,
+    access: &ClientAccess,
+) -> Result<ModelName, RequestRefusal> {
     resolved.map_err(|refusal| match refusal {
-        Refusal::Hidden(_) => Refusal::Hidden(Box::new(Refusal::Upstream { known: known(exchange, access) })),
+        RequestRefusal::Hidden(_) => {
+            RequestRefusal::Hidden(Box::new(RequestRefusal::Upstream { known: known(exchange, access) }))
+        }
         other => other,
     })
 }
 
 /// Returns all names that this client may know, except aliases.
-pub(super) fn known(exchange: &Exchange, access: &Access) -> Vec<String> {
+pub(super) fn known(exchange: &HttpExchange, access: &ClientAccess) -> Vec<String> {
     let mut known = access.known(&*exchange.shared.upstream.backends);
     known.extend(shown(&exchange.live, access).cloned());
     known
@@ -88,9 +94,10 @@ pub(super) fn known(exchange: &Exchange, access: &Access) -> Vec<String> {
 
 /// Returns the names without a process of their own that this client may know, except patterns and models'
 /// own names.
-pub(super) fn shown<'a>(live: &'a Live, access: &'a Access) -> impl Iterator<Item = &'a String> {
+pub(super) fn shown<'a>(live: &'a LiveConfig, access: &'a ClientAccess) -> impl Iterator<Item = &'a String> {
     let may_use = |model: &ModelName| access.may_use(model);
-    let is_own = |name: &str, meant: &Name| meant.models.iter().any(|(model, _)| model.as_str() == name);
+    let is_own =
+        |name: &str, meant: &VirtualName| meant.models.iter().any(|(model, _)| model.as_str() == name);
     let names = live.by_name.iter().filter(move |(name, meant)| !is_pattern(name) && !is_own(name, meant));
     let shown = names.filter(move |(name, meant)| {
         may_use(&ModelName::new(name)) || meant.models.iter().any(|(model, _)| may_use(model))
@@ -99,12 +106,14 @@ pub(super) fn shown<'a>(live: &'a Live, access: &'a Access) -> impl Iterator<Ite
 }
 
 /// Adds these names to a refusal that lists the known names.
-fn add_names(mut refusal: Refusal, live: &Live, access: &Access) -> Refusal {
+fn add_names(mut refusal: RequestRefusal, live: &LiveConfig, access: &ClientAccess) -> RequestRefusal {
     let hidden = match &mut refusal {
-        Refusal::Hidden(told) => &mut **told,
+        RequestRefusal::Hidden(told) => &mut **told,
         told => told,
     };
-    if let Refusal::Resolve(ResolveError::Unknown { known, .. } | ResolveError::Missing { known }) = hidden {
+    if let RequestRefusal::Resolve(ResolveError::Unknown { known, .. } | ResolveError::Missing { known }) =
+        hidden
+    {
         known.extend(shown(live, access).cloned());
     }
     refusal

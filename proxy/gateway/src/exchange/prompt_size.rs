@@ -29,18 +29,18 @@ use serde_json::json;
 use tokio::time::timeout;
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_supervisor::{Size, Weighed};
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_supervisor::{PromptFit, PromptSize};
 
 use crate::backend::attempts::connect;
 use crate::backend::request_body::RequestBody;
 use crate::backend::unread_body::close_after_unread_body;
-use crate::backend::upstream::Upstream;
+use crate::backend::upstream::UpstreamContext;
 use crate::backend::upstream_conn::UpstreamSendError;
 use crate::body::intake::BodyIntake;
-use crate::body::sent::Sent;
-use crate::body::texts::{TEXT, Texts};
-use crate::refusal::Refusal;
+use crate::body::sent::SentBody;
+use crate::body::texts::{MAX_TEXT_BYTES, PromptTexts};
+use crate::refusal::RequestRefusal;
 
 /// Time limit for counting. A tokenizer takes about a second for that many bytes; a backend that takes
 /// longer is busy.
@@ -58,29 +58,30 @@ struct TokenizeCount {
 /// Returns the prompt tokens of a request of this kind, if admission needs them. May read the rest of the
 /// body. `loads`: a model that is not loaded may be loaded for the count.
 pub(super) async fn of(
-    upstream: &Upstream,
+    upstream: &UpstreamContext,
     kind: LeaseKind,
     model: &ModelName,
     headers: &HeaderMap,
     intake: &mut BodyIntake,
     loads: bool,
-) -> Result<Option<u64>, Refusal> {
+) -> Result<Option<u64>, RequestRefusal> {
     let backends = &upstream.backends;
     if kind != LeaseKind::Slot {
         return Ok(None);
     }
     for last in [false, true] {
         let Some(bytes) = intake.text_bytes() else { return Ok(None) };
-        match backends.weigh(model, Size::Bytes(bytes)) {
-            Weighed::Unasked => return Ok(None),
-            Weighed::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
-            Weighed::Unclear { tokens } if last || intake.is_whole() => {
+        match backends.weigh(model, PromptSize::Bytes(bytes)) {
+            PromptFit::Unasked => return Ok(None),
+            PromptFit::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
+            PromptFit::Unclear { tokens } if last || intake.is_whole() => {
                 // A parsed body takes many times its size, so a body that is too long to be counted is not
                 // parsed. A suspect is not counted either: it must run alone first, and counting runs next
                 // to other requests.
                 let print = intake.sent.print();
-                let suspect = print.is_some_and(|print| backends.standing(model, print) != Standing::Clear);
-                let countable = bytes <= TEXT as u64 && !suspect;
+                let suspect =
+                    print.is_some_and(|print| backends.standing(model, print) != RequestStanding::Clear);
+                let countable = bytes <= MAX_TEXT_BYTES as u64 && !suspect;
                 let counted = match countable.then(|| intake.texts()).flatten() {
                     Some(texts) => {
                         // Rare and large, so boxed: it would enlarge every request's future.
@@ -92,7 +93,7 @@ pub(super) async fn of(
                 return Ok(Some(counted.unwrap_or(tokens)));
             }
             // The rest may be an image, or in a chunked body a text of any length.
-            Weighed::Fits { .. } | Weighed::Unclear { .. } => {
+            PromptFit::Fits { .. } | PromptFit::Unclear { .. } => {
                 if !intake.take_all().await? {
                     return Ok(None);
                 }
@@ -105,11 +106,11 @@ pub(super) async fn of(
 /// Asks the backend to count the tokens of some texts, on behalf of their request. Like a computation,
 /// tokenizing a text may kill the process.
 async fn count(
-    upstream: &Upstream,
+    upstream: &UpstreamContext,
     model: &ModelName,
     headers: &HeaderMap,
-    texts: Texts,
-    print: Option<Fingerprint>,
+    texts: PromptTexts,
+    print: Option<RequestFingerprint>,
     loads: bool,
 ) -> Option<u64> {
     let lease = if loads {
@@ -120,7 +121,7 @@ async fn count(
     let pool = upstream.pool(&*lease);
     let length = texts.text.len();
     let body = Bytes::from(json!({ "content": texts.text }).to_string());
-    let mut request = Request::new(RequestBody::again(VecDeque::from([body]), Arc::new(Sent::default())));
+    let mut request = Request::new(RequestBody::again(VecDeque::from([body]), Arc::new(SentBody::default())));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = Uri::from_static("/tokenize");
     let fields = request.headers_mut();

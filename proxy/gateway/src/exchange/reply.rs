@@ -11,26 +11,30 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
 
-use super::forward::Waits;
-use super::local_routes::Words;
-use super::{Answered, ClientBody, Exchange, Refused};
+use super::forward::WaitingStream;
+use super::local_routes::LocalAnswer;
+use super::{AnsweredRequest, ClientBody, HttpExchange, RefusedRequest};
 use crate::access::cors;
 use crate::answer::answer_body::AnswerBody;
-use crate::answer::assemble::{self, Kind};
-use crate::answer::interim::Interim;
-use crate::answer::relay::{Continues, EventTerms, Relay, RelayTerms};
+use crate::answer::assemble::{self, AnswerFormat};
+use crate::answer::interim::InterimBody;
+use crate::answer::relay::{AnswerRelay, ContinuationTerms, EventTerms, RelayTerms};
 use crate::answer::teller::LoadingNotifier;
-use crate::backend::again::Again;
+use crate::backend::again::RepeatableRequest;
 use crate::backend::attempts::RelayedAnswer;
-use crate::body::budget::Held;
-use crate::observe::Outcome;
-use crate::protocol::conn_state::Busy;
+use crate::body::budget::HeldPieces;
+use crate::observe::RequestOutcome;
+use crate::protocol::conn_state::ConnBusy;
 use crate::protocol::{headers, wire};
-use crate::refusal::Refusal;
-use crate::route::Route;
+use crate::refusal::RequestRefusal;
+use crate::route::RequestRoute;
 
 /// Sends the backend's answer to the client, relayed or assembled.
-pub(super) async fn deliver(exchange: Exchange, answered: Answered, busy: Busy) -> Response<AnswerBody> {
+pub(super) async fn deliver(
+    exchange: HttpExchange,
+    answered: AnsweredRequest,
+    busy: ConnBusy,
+) -> Response<AnswerBody> {
     let is_events = assemble::is_events(answered.relayed.response.headers());
     // A backend that was asked for a stream and sends none has refused.
     let Some(kind) = answered.assemble.filter(|_| is_events) else {
@@ -42,10 +46,10 @@ pub(super) async fn deliver(exchange: Exchange, answered: Answered, busy: Busy) 
 
 /// Sends an answer that is assembled from a stream.
 async fn assemble_answer(
-    mut exchange: Exchange,
-    kind: Kind,
-    answered: Answered,
-    busy: Busy,
+    mut exchange: HttpExchange,
+    kind: AnswerFormat,
+    answered: AnsweredRequest,
+    busy: ConnBusy,
 ) -> Response<AnswerBody> {
     let rest = answered.rest;
     let gathered = {
@@ -55,7 +59,7 @@ async fn assemble_answer(
     match gathered {
         Some(Ok(GatherResult::Whole(status, mut headers, body))) => {
             headers::mark_continued(&mut headers, exchange.flight.record.continued);
-            reply(exchange, status, headers, body, Outcome::Ok, busy)
+            reply(exchange, status, headers, body, RequestOutcome::Ok, busy)
         }
         Some(Ok(GatherResult::Passes(answered))) => relay(exchange, *answered, false, busy),
         Some(Err(refusal)) => refuse(exchange, &rest.refused(refusal), busy),
@@ -70,42 +74,56 @@ async fn assemble_answer(
 enum GatherResult {
     Whole(StatusCode, HeaderMap, Bytes),
     /// The backend sent no stream: its answer is relayed.
-    Passes(Box<Answered>),
+    Passes(Box<AnsweredRequest>),
 }
 
 /// Reads a stream to its end; if it breaks off, reads that of a second execution.
-async fn gathered(exchange: &mut Exchange, kind: Kind, answered: Answered) -> Result<GatherResult, Refusal> {
-    let Answered { mut relayed, rest, mut again, .. } = answered;
+async fn gathered(
+    exchange: &mut HttpExchange,
+    kind: AnswerFormat,
+    answered: AnsweredRequest,
+) -> Result<GatherResult, RequestRefusal> {
+    let AnsweredRequest { mut relayed, rest, mut again, .. } = answered;
     loop {
-        let Exchange { shared, flight, request_id, .. } = &mut *exchange;
+        let HttpExchange { shared, flight, request_id, .. } = &mut *exchange;
         let dead = again.as_ref().map(|_| relayed.backend.lease.clone());
         let gathered = assemble::gather(kind, relayed, flight, request_id, &shared.config.upstream).await;
         let refusal = match gathered {
             Ok((status, headers, body)) => return Ok(GatherResult::Whole(status, headers, body)),
             Err(refusal) => refusal,
         };
-        let died = matches!(refusal, Refusal::Died { .. } | Refusal::Revoked { .. });
+        let died = matches!(refusal, RequestRefusal::Died { .. } | RequestRefusal::Revoked { .. });
         let (Some(before), Some(dead)) = (again.take().filter(|_| died), dead) else { return Err(refusal) };
         let spare = dead.is_canary().then(|| before.search.clone());
         let mut next = before.run(&mut flight.record, dead, refusal).await?;
         if !assemble::is_events(next.response.headers()) {
-            return Ok(GatherResult::Passes(Box::new(Answered::alone(next, rest))));
+            return Ok(GatherResult::Passes(Box::new(AnsweredRequest::alone(next, rest))));
         }
         let kept = spare.zip(next.kept.take());
-        again = kept.map(|(search, message)| Box::new(Again { search, message }));
+        again = kept.map(|(search, message)| Box::new(RepeatableRequest { search, message }));
         relayed = next;
     }
 }
 
 /// Returns the terms under which another server can continue a streamed answer of this route.
-fn continues(route: Route, most: usize) -> Option<Continues> {
-    let kind = route.shape.and_then(Kind::of)?;
-    Some(Continues { kind, most, fills_in: route.name == "infill" })
+fn continues(route: RequestRoute, most: usize) -> Option<ContinuationTerms> {
+    let kind = route.shape.and_then(AnswerFormat::of)?;
+    Some(ContinuationTerms { kind, most, fills_in: route.name == "infill" })
 }
 
-fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy) -> Response<AnswerBody> {
-    let Answered {
-        relayed: RelayedAnswer { response, ahead, backend, .. }, rest, sets, again, remember, ..
+fn relay(
+    mut exchange: HttpExchange,
+    answered: AnsweredRequest,
+    is_events: bool,
+    busy: ConnBusy,
+) -> Response<AnswerBody> {
+    let AnsweredRequest {
+        relayed: RelayedAnswer { response, ahead, backend, .. },
+        rest,
+        sets,
+        again,
+        remember,
+        ..
     } = answered;
     let (mut parts, incoming) = response.into_parts();
     let version = parts.version;
@@ -157,8 +175,8 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
         () if is_events => config.unread_bytes.0,
         () => u64::MAX,
     };
-    let held = Held::new(exchange.budget.unwrap_or_else(|| exchange.shared.budget.clone()));
-    let relay = Relay::new((incoming, ahead), exchange.flight, *backend, again, remember, &terms);
+    let held = HeldPieces::new(exchange.budget.unwrap_or_else(|| exchange.shared.budget.clone()));
+    let relay = AnswerRelay::new((incoming, ahead), exchange.flight, *backend, again, remember, &terms);
     let mut answer = Response::new(AnswerBody::relay(relay, held, unread, busy));
     *answer.status_mut() = parts.status;
     *answer.headers_mut() = parts.headers;
@@ -166,7 +184,11 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
 }
 
 /// Sends the head of a stream whose model is not loaded yet; its body reports the progress.
-pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Response<AnswerBody> {
+pub(super) fn begin(
+    mut exchange: HttpExchange,
+    waits: WaitingStream,
+    busy: ConnBusy,
+) -> Response<AnswerBody> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -199,19 +221,28 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
         };
         refuse(exchange, &refused, busy)
     });
-    let mut answer = Response::new(AnswerBody::interim(Interim::new(answer, teller, every, dialect), conn));
+    let mut answer =
+        Response::new(AnswerBody::interim(InterimBody::new(answer, teller, every, dialect), conn));
     *answer.headers_mut() = headers;
     answer
 }
 
 /// Sends an answer of the gateway.
-pub(super) fn words(exchange: Exchange, (headers, body): Words, busy: Busy) -> Response<AnswerBody> {
+pub(super) fn words(
+    exchange: HttpExchange,
+    (headers, body): LocalAnswer,
+    busy: ConnBusy,
+) -> Response<AnswerBody> {
     let status = if headers.contains_key(LOCATION) { StatusCode::PERMANENT_REDIRECT } else { StatusCode::OK };
-    reply(exchange, status, headers, body, Outcome::Ok, busy)
+    reply(exchange, status, headers, body, RequestOutcome::Ok, busy)
 }
 
-pub(super) fn refuse(exchange: Exchange, refused: &Refused, busy: Busy) -> Response<AnswerBody> {
-    let Refused { refusal, rest } = refused;
+pub(super) fn refuse(
+    exchange: HttpExchange,
+    refused: &RefusedRequest,
+    busy: ConnBusy,
+) -> Response<AnswerBody> {
+    let RefusedRequest { refusal, rest } = refused;
     let request_id = &exchange.flight.record.request_id;
     tracing::debug!(request_id, refusal = refusal.to_string(), "refused");
     let answer = refusal.answer(exchange.route.dialect, exchange.shared.config.server.retry_after);
@@ -225,12 +256,12 @@ pub(super) fn refuse(exchange: Exchange, refused: &Refused, busy: Busy) -> Respo
 
 /// Sends an answer of the operators' page, without CORS headers, even if other origins may call the models.
 pub(super) fn page(
-    exchange: Exchange,
+    exchange: HttpExchange,
     answer: Response<UnsyncBoxBody<Bytes, Infallible>>,
     rest: ClientBody,
-    busy: Busy,
+    busy: ConnBusy,
 ) -> Response<AnswerBody> {
-    let Exchange { conn, request_id, mut flight, .. } = exchange;
+    let HttpExchange { conn, request_id, mut flight, .. } = exchange;
     let (mut parts, body) = answer.into_parts();
     parts.headers.insert(headers::REQUEST_ID, request_id);
     if rest != ClientBody::Over {
@@ -241,21 +272,21 @@ pub(super) fn page(
     flight.record.stream = assemble::is_events(&parts.headers);
     if flight.record.stream {
         // A page that stays open for hours is not a request in flight.
-        flight.finish(Outcome::Ok);
+        flight.finish(RequestOutcome::Ok);
     }
     Response::from_parts(parts, AnswerBody::page(body, flight, busy))
 }
 
 fn reply(
-    exchange: Exchange,
+    exchange: HttpExchange,
     status: StatusCode,
     mut headers: HeaderMap,
     body: Bytes,
-    outcome: Outcome,
-    busy: Busy,
+    outcome: RequestOutcome,
+    busy: ConnBusy,
 ) -> Response<AnswerBody> {
     exchange.add_conversation_header(status, &mut headers);
-    let Exchange { shared, live, conn, request_id, origin, mut flight, .. } = exchange;
+    let HttpExchange { shared, live, conn, request_id, origin, mut flight, .. } = exchange;
     headers.insert(headers::REQUEST_ID, request_id);
     live.cors.mark(origin.as_ref(), &mut headers);
     flight.record.note_head(status.as_u16(), false);

@@ -20,13 +20,13 @@ use serde_json::json;
 use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::{ModelState, ModelView, ResolveError};
 
-use super::local_routes::{Words, words};
-use super::{Asked, ClientBody, Exchange, Refused, forward};
-use crate::access::keys::Access;
+use super::local_routes::{LocalAnswer, words};
+use super::{ClientBody, ForwardRequest, HttpExchange, RefusedRequest, forward};
+use crate::access::keys::ClientAccess;
 use crate::body::intake::BodyIntake;
 use crate::body::limits::BodyLimits;
 use crate::protocol::query;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::route;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(super) enum RouterCall {
 
 impl RouterCall {
     /// Returns the router call, or `None` for a request that goes to a model.
-    pub(super) fn of(exchange: &mut Exchange, asked: &Asked) -> Option<Self> {
+    pub(super) fn of(exchange: &mut HttpExchange, asked: &ForwardRequest) -> Option<Self> {
         let may_be = matches!(exchange.route.name, "router" | "props");
         if !may_be || exchange.drop_in || asked.named.is_some() {
             return None;
@@ -53,7 +53,7 @@ impl RouterCall {
             (_, "/models/sse") if is_get => Some(Self::Events),
             (_, "/props") if is_get && named(&asked.parts).is_none() => {
                 let several = exchange.resolve(&asked.access, None);
-                let is_router = matches!(several, Err(Refusal::Resolve(ResolveError::Missing { .. })));
+                let is_router = matches!(several, Err(RequestRefusal::Resolve(ResolveError::Missing { .. })));
                 is_router.then_some(Self::Props)
             }
             _ => None,
@@ -67,21 +67,21 @@ fn named(parts: &Parts) -> Option<String> {
 }
 
 pub(super) async fn answer(
-    exchange: &mut Exchange,
+    exchange: &mut HttpExchange,
     call: RouterCall,
-    asked: Asked,
-) -> Result<Words, Refused> {
+    asked: ForwardRequest,
+) -> Result<LocalAnswer, RefusedRequest> {
     let unread = ClientBody::unread(&asked.body);
     match call {
         RouterCall::Props => Ok(props()),
-        RouterCall::Download => Err(unread.refused(Refusal::NoDownloads)),
-        RouterCall::Events => Err(unread.refused(Refusal::NoModelEvents)),
+        RouterCall::Download => Err(unread.refused(RequestRefusal::NoDownloads)),
+        RouterCall::Events => Err(unread.refused(RequestRefusal::NoModelEvents)),
         RouterCall::Load | RouterCall::Unload => change_load_state(exchange, call, asked).await,
     }
 }
 
 /// Builds the description that llama-server's router gives its web page.
-fn props() -> Words {
+fn props() -> LocalAnswer {
     words(&json!({
         "role": "router",
         "max_instances": 0,
@@ -94,11 +94,11 @@ fn props() -> Words {
 }
 
 async fn change_load_state(
-    exchange: &mut Exchange,
+    exchange: &mut HttpExchange,
     call: RouterCall,
-    asked: Asked,
-) -> Result<Words, Refused> {
-    let Asked { mut parts, body, held, access, .. } = asked;
+    asked: ForwardRequest,
+) -> Result<LocalAnswer, RefusedRequest> {
+    let ForwardRequest { mut parts, body, held, access, .. } = asked;
     let shared = exchange.shared.clone();
     let limits = BodyLimits::of(&shared.config, exchange.route.size);
     let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
@@ -118,15 +118,15 @@ async fn change_load_state(
 
 /// Reads the whole body and returns the model it names.
 async fn model(
-    exchange: &mut Exchange,
-    access: &Access,
+    exchange: &mut HttpExchange,
+    access: &ClientAccess,
     parts: &Parts,
     intake: &mut BodyIntake,
-) -> Result<Arc<ModelView>, Refusal> {
+) -> Result<Arc<ModelView>, RequestRefusal> {
     let taken = intake.take_all().await;
     exchange.flight.record.bytes_in = intake.len();
     if !taken? {
-        return Err(Refusal::Busy);
+        return Err(RequestRefusal::Busy);
     }
     let name = match named(parts) {
         Some(name) => exchange.resolve(access, Some(&name))?,
@@ -135,7 +135,7 @@ async fn model(
     exchange.flight.record.model = Some(name.clone());
     let view = exchange.shared.upstream.backends.view();
     match view.models.iter().find(|model| model.name == name) {
-        Some(model) if model.remote.is_some() => Err(Refusal::NotThere { model: name }),
+        Some(model) if model.remote.is_some() => Err(RequestRefusal::NotThere { model: name }),
         Some(model) => Ok(Arc::clone(model)),
         // Removed just now.
         None => Err(access.hide(&*exchange.shared.upstream.backends, name.as_str())),
@@ -143,10 +143,10 @@ async fn model(
 }
 
 /// Loads a model like a request that needs no slot. Reports at once if the model cannot be loaded at all.
-fn load_model(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
+fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestRefusal> {
     let name = model.name.clone();
     if matches!(model.state, ModelState::Loaded | ModelState::Loading) {
-        return Err(Refusal::AlreadyLoaded { model: name });
+        return Err(RequestRefusal::AlreadyLoaded { model: name });
     }
     let upstream = exchange.shared.upstream.clone();
     let backends = upstream.backends.clone();
@@ -156,7 +156,7 @@ fn load_model(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
     let mut context = Context::from_waker(Waker::noop());
     match lease.as_mut().poll(&mut context) {
         Poll::Ready(granted) => {
-            granted.map_err(|denied| Refusal::Denied { model: name, denied })?;
+            granted.map_err(|denied| RequestRefusal::Denied { model: name, denied })?;
         }
         Poll::Pending => {
             upstream.tasks.spawn(async move {
@@ -169,13 +169,13 @@ fn load_model(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn unload(exchange: &Exchange, access: &Access, model: &ModelView) -> Result<(), Refusal> {
+fn unload(exchange: &HttpExchange, access: &ClientAccess, model: &ModelView) -> Result<(), RequestRefusal> {
     let name = model.name.clone();
     if matches!(model.state, ModelState::Unloaded | ModelState::Failed) {
-        return Err(Refusal::NotRunning { model: name });
+        return Err(RequestRefusal::NotRunning { model: name });
     }
     if model.pin.pinned && !access.is_operator() {
-        return Err(Refusal::Pinned { model: name });
+        return Err(RequestRefusal::Pinned { model: name });
     }
     let record = &exchange.flight.record;
     let by = match &record.key {
@@ -183,5 +183,5 @@ fn unload(exchange: &Exchange, access: &Access, model: &ModelView) -> Result<(),
         None => format!("client, {}", record.peer),
     };
     let unloaded = exchange.shared.upstream.backends.unload(&name, &by);
-    unloaded.map_err(|_| Refusal::ShuttingDown)
+    unloaded.map_err(|_| RequestRefusal::ShuttingDown)
 }

@@ -8,26 +8,26 @@
 use std::sync::Arc;
 
 use warden_policies::ModelName;
-use warden_policies::canary::Arm;
+use warden_policies::canary::TrialArm;
 use warden_policies::modes::OnDeath;
-use warden_policies::quarantine::Standing;
+use warden_policies::quarantine::RequestStanding;
 use warden_supervisor::CanaryRoute;
 
-use super::{Exchange, conversation};
+use super::{HttpExchange, conversation};
 use crate::backend::backends::BackendLease;
 use crate::body::intake::BodyIntake;
-use crate::observe::Tried;
-use crate::refusal::Refusal;
+use crate::observe::CanaryPart;
+use crate::refusal::RequestRefusal;
 
 /// Takes a lease of the canary, if this request's conversation is one of its share. Notes the choice in the
 /// record.
 pub(super) async fn lease(
-    exchange: &mut Exchange,
+    exchange: &mut HttpExchange,
     canary: &CanaryRoute,
     model: &ModelName,
     tokens: Option<u64>,
     intake: &mut BodyIntake,
-) -> Result<Option<Arc<dyn BackendLease>>, Refusal> {
+) -> Result<Option<Arc<dyn BackendLease>>, RequestRefusal> {
     let shared = exchange.shared.clone();
     let on_death = exchange.rules(model).map_or(OnDeath::default(), |rules| rules.on_death);
     let may_repeat = exchange.route.computes && on_death == OnDeath::Continue;
@@ -37,18 +37,20 @@ pub(super) async fn lease(
     }
     let Some(body) = intake.json() else { return Ok(None) };
     let conversation = conversation::number(&body);
-    let tried = |arm| Some(Tried { conversation, arm, left: None });
+    let tried = |arm| Some(CanaryPart { conversation, arm, left: None });
     if !canary.takes(conversation) {
-        exchange.flight.record.tried = tried(Arm::Base);
+        exchange.flight.record.tried = tried(TrialArm::Base);
         return Ok(None);
     }
     let backends = &shared.upstream.backends;
-    let is_suspect =
-        intake.sent.print().is_some_and(|print| backends.standing(&canary.name, print) != Standing::Clear);
+    let is_suspect = intake
+        .sent
+        .print()
+        .is_some_and(|print| backends.standing(&canary.name, print) != RequestStanding::Clear);
     // A request that finds the canary busy is not part of the trial; leaving it out favours neither build.
     let lease = if is_suspect { None } else { backends.lease_now(&canary.name, exchange.route.kind, tokens) };
     if lease.is_some() {
-        exchange.flight.record.tried = tried(Arm::Canary);
+        exchange.flight.record.tried = tried(TrialArm::Canary);
     }
     Ok(lease)
 }

@@ -9,11 +9,11 @@ use std::task::{Context, Poll};
 use tokio::time::Instant;
 
 use crate::protocol::cancelling::CancelState;
-use crate::protocol::raw_head::{RawHeadReader, Seen};
+use crate::protocol::raw_head::{HeadResult, RawHeadReader};
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ConnPhase {
     /// Between requests since this time.
     Idle(Instant),
     /// In a request head, whose first byte came at this time.
@@ -23,7 +23,7 @@ pub(crate) enum Phase {
 }
 
 /// An answer that can be read ahead of its client.
-pub(crate) trait ReadAhead: Send + Sync {
+pub(crate) trait AnswerReadAhead: Send + Sync {
     /// Reads data from its backend, as far as there is room. Called by the task that serves the client.
     fn read_ahead(&self, context: &mut Context<'_>);
 }
@@ -31,17 +31,17 @@ pub(crate) trait ReadAhead: Send + Sync {
 /// State shared by the task of a connection, its requests and its socket.
 #[derive(Debug)]
 pub(crate) struct ConnState {
-    inner: Mutex<Inner>,
+    inner: Mutex<ConnInner>,
     /// The answer's last poll returned a piece. The next poll comes once that piece was sent to the client.
     is_ahead: AtomicBool,
     /// Cancellation state of the running request.
     pub(crate) cancelling: CancelState,
 }
 
-struct Inner {
-    phase: Phase,
+struct ConnInner {
+    phase: ConnPhase,
     /// Answer of the running request, if its slot may wait for the client.
-    answer: Option<Weak<dyn ReadAhead>>,
+    answer: Option<Weak<dyn AnswerReadAhead>>,
     linger: bool,
     ended: bool,
     /// Time since which the client reads nothing.
@@ -54,8 +54,8 @@ struct Inner {
 
 impl ConnState {
     pub(crate) fn new() -> Arc<Self> {
-        let inner = Inner {
-            phase: Phase::Idle(Instant::now()),
+        let inner = ConnInner {
+            phase: ConnPhase::Idle(Instant::now()),
             answer: None,
             linger: false,
             ended: false,
@@ -67,24 +67,24 @@ impl ConnState {
         Arc::new(Self { inner: Mutex::new(inner), is_ahead, cancelling })
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut ConnInner) -> T) -> T {
         act(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> ConnPhase {
         self.with(|inner| inner.phase)
     }
 
     /// Marks the connection busy, once a request head is complete.
-    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
-        self.with(|inner| inner.phase = Phase::Busy(None));
+    pub(crate) fn begin(self: &Arc<Self>) -> ConnBusy {
+        self.with(|inner| inner.phase = ConnPhase::Busy(None));
         self.cancelling.begin();
-        Busy(self.clone())
+        ConnBusy(self.clone())
     }
 
     /// Sets the deadline of the running request.
     pub(crate) fn bound(&self, until: Instant) {
-        self.with(|inner| inner.phase = Phase::Busy(Some(until)));
+        self.with(|inner| inner.phase = ConnPhase::Busy(Some(until)));
     }
 
     /// Requests lingering: the client may still be sending when we close, and sees its answer only if its
@@ -126,7 +126,7 @@ impl ConnState {
     }
 
     /// Sets the answer that may be read ahead.
-    pub(crate) fn answers(&self, answer: Weak<dyn ReadAhead>) {
+    pub(crate) fn answers(&self, answer: Weak<dyn AnswerReadAhead>) {
         self.with(|inner| inner.answer = Some(answer));
     }
 
@@ -136,7 +136,7 @@ impl ConnState {
     }
 
     /// Returns the second reader's result for the head of the request that begins, if there is such a reader.
-    pub(crate) fn next_head(&self) -> Option<Seen> {
+    pub(crate) fn next_head(&self) -> Option<HeadResult> {
         self.with(|inner| inner.heads.as_mut().map(RawHeadReader::next))
     }
 
@@ -161,8 +161,8 @@ impl ConnState {
         self.with(|inner| {
             match inner.phase {
                 _ if bytes.is_empty() => inner.ended = true,
-                Phase::Idle(_) => inner.phase = Phase::Head(Instant::now()),
-                Phase::Head(_) | Phase::Busy(_) => {}
+                ConnPhase::Idle(_) => inner.phase = ConnPhase::Head(Instant::now()),
+                ConnPhase::Head(_) | ConnPhase::Busy(_) => {}
             }
             if let Some(heads) = &mut inner.heads {
                 heads.feed(bytes);
@@ -173,9 +173,9 @@ impl ConnState {
 
 /// Marks a request as being answered. Lives in the answer's body.
 #[derive(Debug)]
-pub(crate) struct Busy(Arc<ConnState>);
+pub(crate) struct ConnBusy(Arc<ConnState>);
 
-impl Busy {
+impl ConnBusy {
     /// Takes a pending cancel request. If this returns true, the caller must end the request.
     pub(crate) fn takes_cancel(&self) -> bool {
         self.0.cancelling.take()
@@ -195,16 +195,16 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for ConnBusy {
     fn drop(&mut self) {
         // Its request is over: a cancel request in its last moment must not hit the next one.
         self.0.cancelling.begin();
         self.0.passed(false);
-        self.0.with(|inner| (inner.phase, inner.answer) = (Phase::Idle(Instant::now()), None));
+        self.0.with(|inner| (inner.phase, inner.answer) = (ConnPhase::Idle(Instant::now()), None));
     }
 }
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for ConnInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Inner")
             .field("phase", &self.phase)

@@ -25,7 +25,7 @@ use crate::protocol::query;
 
 /// Framing of a request's body, as its head declares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Framing {
+pub(crate) enum BodyFraming {
     None,
     /// Number of bytes.
     Length(u64),
@@ -33,10 +33,10 @@ pub(crate) enum Framing {
 }
 
 /// Result of reading one head.
-pub(crate) type Seen = Result<Framing, WireError>;
+pub(crate) type HeadResult = Result<BodyFraming, WireError>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum HeadReaderState {
     Head,
     /// In a body of known length, or in a chunk, with its line end.
     Skip {
@@ -61,27 +61,27 @@ enum At {
 /// The reader of one connection.
 #[derive(Debug)]
 pub(crate) struct RawHeadReader {
-    at: At,
+    at: HeadReaderState,
     /// Incomplete head.
     carry: Vec<u8>,
     limit: usize,
-    seen: VecDeque<Seen>,
+    seen: VecDeque<HeadResult>,
 }
 
 impl RawHeadReader {
     /// Creates a reader that holds at most `limit` bytes of an incomplete head; hyper refuses a longer one.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { at: At::Head, carry: Vec::new(), limit, seen: VecDeque::new() }
+        Self { at: HeadReaderState::Head, carry: Vec::new(), limit, seen: VecDeque::new() }
     }
 
     /// Stops reading: the connection switches to another protocol.
     pub(crate) fn stop(&mut self) {
-        self.at = At::Lost;
+        self.at = HeadReaderState::Lost;
         self.carry = Vec::new();
     }
 
     /// Returns the result for the next request's head; an error if that was not seen.
-    pub(crate) fn next(&mut self) -> Seen {
+    pub(crate) fn next(&mut self) -> HeadResult {
         self.seen.pop_front().unwrap_or(Err(WireError::Unseen))
     }
 
@@ -89,19 +89,21 @@ impl RawHeadReader {
         let mut rest = piece;
         while !rest.is_empty() {
             rest = match self.at {
-                At::Lost => return,
-                At::Head => self.head(rest),
-                At::Skip { left, chunked } => {
+                HeadReaderState::Lost => return,
+                HeadReaderState::Head => self.head(rest),
+                HeadReaderState::Skip { left, chunked } => {
                     let now = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
                     let left = left - now as u64;
                     self.at = match (left, chunked) {
-                        (0, true) => At::Size { value: 0, digits: 0 },
-                        (0, false) => At::Head,
-                        _ => At::Skip { left, chunked },
+                        (0, true) => HeadReaderState::Size { value: 0, digits: 0 },
+                        (0, false) => HeadReaderState::Head,
+                        _ => HeadReaderState::Skip { left, chunked },
                     };
                     &rest[now..]
                 }
-                At::Size { .. } | At::Extension { .. } | At::Trailer { .. } => {
+                HeadReaderState::Size { .. }
+                | HeadReaderState::Extension { .. }
+                | HeadReaderState::Trailer { .. } => {
                     self.at = self.at.after(rest[0]);
                     &rest[1..]
                 }
@@ -146,16 +148,16 @@ impl RawHeadReader {
     fn note(&mut self, head: &[u8]) {
         let seen = check_head(head);
         self.at = match seen {
-            Ok(Framing::None | Framing::Length(0)) => At::Head,
-            Ok(Framing::Length(left)) => At::Skip { left, chunked: false },
-            Ok(Framing::Chunked) => At::Size { value: 0, digits: 0 },
-            Err(_) => At::Lost,
+            Ok(BodyFraming::None | BodyFraming::Length(0)) => HeadReaderState::Head,
+            Ok(BodyFraming::Length(left)) => HeadReaderState::Skip { left, chunked: false },
+            Ok(BodyFraming::Chunked) => HeadReaderState::Size { value: 0, digits: 0 },
+            Err(_) => HeadReaderState::Lost,
         };
         self.seen.push_back(seen);
     }
 }
 
-impl At {
+impl HeadReaderState {
     /// Advances by one byte of chunked framing, by hyper's rules.
     fn after(self, byte: u8) -> Self {
         match self {
@@ -202,7 +204,7 @@ fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
 }
 
 /// Checks a head, including its empty line.
-fn check_head(head: &[u8]) -> Seen {
+fn check_head(head: &[u8]) -> HeadResult {
     let mut begin = 0;
     let mut lines = memchr::memchr_iter(b'\n', head).map(|at| {
         let line = &head[std::mem::replace(&mut begin, at + 1)..=at];
@@ -233,9 +235,9 @@ fn check_head(head: &[u8]) -> Seen {
     }
     match (length, chunked) {
         (Some(_), true) => Err(WireError::LengthAndCoding),
-        (Some(length), false) => Ok(Framing::Length(length)),
-        (None, true) => Ok(Framing::Chunked),
-        (None, false) => Ok(Framing::None),
+        (Some(length), false) => Ok(BodyFraming::Length(length)),
+        (None, true) => Ok(BodyFraming::Chunked),
+        (None, false) => Ok(BodyFraming::None),
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 /// Returns the results for `bytes`, fed in pieces of `size`.
-fn seen(bytes: &[u8], size: usize) -> Vec<Seen> {
+fn seen(bytes: &[u8], size: usize) -> Vec<HeadResult> {
     let mut heads = RawHeadReader::new(8192);
     for piece in bytes.chunks(size) {
         heads.feed(piece);
@@ -12,7 +12,7 @@ fn seen(bytes: &[u8], size: usize) -> Vec<Seen> {
     heads.seen.into_iter().collect()
 }
 
-fn all_sizes(bytes: &[u8]) -> Vec<Seen> {
+fn all_sizes(bytes: &[u8]) -> Vec<HeadResult> {
     let whole = seen(bytes, bytes.len().max(1));
     for size in [1, 2, 3, 7, 19] {
         assert_eq!(seen(bytes, size), whole, "pieces of {size} of {:?}", String::from_utf8_lossy(bytes));
@@ -26,7 +26,8 @@ fn requests_behind_each_other_are_each_noted_with_their_framing() {
                   POST /c HTTP/1.1\r\ntransfer-encoding:CHUNKED \r\n\r\n3 ;x=\"y\"\r\nG\r\n\r\n1\r\nz\r\n00\r\nA: b\r\n\r\n\
                   GET /d HTTP/1.0\r\n\r\n";
     let expected =
-        [Ok(Framing::None), Ok(Framing::Length(5)), Ok(Framing::Chunked), Ok(Framing::None)].to_vec();
+        [Ok(BodyFraming::None), Ok(BodyFraming::Length(5)), Ok(BodyFraming::Chunked), Ok(BodyFraming::None)]
+            .to_vec();
     assert_eq!(all_sizes(bytes), expected);
 }
 
@@ -78,7 +79,7 @@ fn chunks_that_are_none_end_the_reading() {
         let bytes = format!(
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{body}0\r\n\r\nGET / HTTP/1.1\r\n\r\n"
         );
-        assert_eq!(all_sizes(bytes.as_bytes()), [Ok(Framing::Chunked)].to_vec(), "{body:?}");
+        assert_eq!(all_sizes(bytes.as_bytes()), [Ok(BodyFraming::Chunked)].to_vec(), "{body:?}");
     }
 }
 

@@ -16,7 +16,7 @@
 use bytes::{Bytes, BytesMut};
 
 #[derive(Debug)]
-pub(crate) struct Events {
+pub(crate) struct EventSplitter {
     held: BytesMut,
     limit: usize,
     torn: bool,
@@ -25,7 +25,7 @@ pub(crate) struct Events {
     ends: u64,
 }
 
-impl Events {
+impl EventSplitter {
     /// Creates a splitter that holds at most `limit` bytes of an incomplete event, plus one piece.
     pub(crate) fn new(limit: usize) -> Self {
         Self { held: BytesMut::new(), limit, torn: false, seen: 0, ends: 0 }
@@ -150,13 +150,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pass(events: &mut Events, piece: &str) -> String {
+    fn pass(events: &mut EventSplitter, piece: &str) -> String {
         String::from_utf8(events.pass(Bytes::copy_from_slice(piece.as_bytes())).to_vec()).unwrap()
     }
 
     #[test]
     fn whole_events_pass_untouched_and_halves_wait() {
-        let mut events = Events::new(1000);
+        let mut events = EventSplitter::new(1000);
         let piece = Bytes::from_static(b"data: 1\n\ndata: 2\n\n");
         assert_eq!(events.pass(piece.clone()).as_ptr(), piece.as_ptr(), "no copy");
         assert_eq!(pass(&mut events, "data: 3\n\ndata: 4"), "data: 3\n\n");
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_half_of_an_event_is_dropped_when_the_stream_is_cut() {
-        let mut events = Events::new(1000);
+        let mut events = EventSplitter::new(1000);
         assert_eq!(pass(&mut events, "data: 1\r\n\r\ndata: {\"ha"), "data: 1\r\n\r\n");
         assert_eq!(events.cut(), "");
         assert_eq!(events.finish(), "");
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn an_event_beyond_the_limit_passes_in_pieces_and_is_ended_before_another() {
-        let mut events = Events::new(10);
+        let mut events = EventSplitter::new(10);
         assert_eq!(pass(&mut events, "data: 0123456789\n"), "data: 01234567");
         assert_eq!(pass(&mut events, "\n"), "89\n\n");
         assert_eq!(events.cut(), "");
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(events.cut(), "\n\n");
         assert_eq!(pass(&mut events, "x\n\n"), "x\n\n");
         assert_eq!(events.cut(), "");
-        let mut slow = Events::new(10);
+        let mut slow = EventSplitter::new(10);
         let mut out = String::new();
         for _ in 0..20 {
             out += &pass(&mut slow, "abc");
@@ -201,7 +201,7 @@ mod tests {
             parts in proptest::collection::vec("(data: [a-z]{0,5}|:|\n|\r\n|\r|\n\n|\r\n\r\n){0,8}", 0..8),
             limit in 4usize..40,
         ) {
-            let mut events = Events::new(limit);
+            let mut events = EventSplitter::new(limit);
             let mut out = Vec::new();
             for part in &parts {
                 let passed = events.pass(Bytes::copy_from_slice(part.as_bytes()));
@@ -215,7 +215,7 @@ mod tests {
         #[test]
         fn below_the_limit_only_whole_events_pass(text in "[ab\n\r]{0,60}", cut in 0usize..60) {
             let cut = cut.min(text.len());
-            let mut events = Events::new(1000);
+            let mut events = EventSplitter::new(1000);
             for part in [&text[..cut], &text[cut..]] {
                 let passed = events.pass(Bytes::copy_from_slice(part.as_bytes()));
                 prop_assert!(passed.is_empty() || is_end(&passed, passed.len() - 1), "{:?}", passed);

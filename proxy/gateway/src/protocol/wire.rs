@@ -21,16 +21,16 @@ use http::{Method, StatusCode, Version};
 use http_body::Body;
 
 use crate::protocol::fault::WireError;
-use crate::protocol::raw_head::{Framing, Seen, is_well_encoded};
+use crate::protocol::raw_head::{BodyFraming, HeadResult, is_well_encoded};
 
 /// Checks a request's head. `seen` is the second reader's result for the same bytes, if there is one.
-pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<Seen>) -> Result<(), WireError> {
+pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<HeadResult>) -> Result<(), WireError> {
     if let Some(seen) = seen {
         // If the two readers of one connection disagree, the request is refused.
         let agreed = match seen? {
-            Framing::None => body.is_end_stream(),
-            Framing::Length(length) => body.size_hint().exact() == Some(length),
-            Framing::Chunked => body.size_hint().exact().is_none(),
+            BodyFraming::None => body.is_end_stream(),
+            BodyFraming::Length(length) => body.size_hint().exact() == Some(length),
+            BodyFraming::Chunked => body.size_hint().exact().is_none(),
         };
         if !agreed {
             return Err(WireError::Unseen);

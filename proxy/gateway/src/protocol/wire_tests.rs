@@ -77,13 +77,16 @@ fn a_request_with_our_own_name_in_via_goes_no_further_and_others_do() {
 fn what_two_readers_do_not_agree_on_goes_nowhere() {
     let (parts, ()) = Request::post("/").header("host", "x").body(()).unwrap().into_parts();
     let five = Full::new(Bytes::from_static(b"hello"));
-    assert_eq!(check(&parts, &five, Some(Ok(Framing::Length(5)))), Ok(()));
-    for seen in
-        [Ok(Framing::Length(4)), Ok(Framing::Chunked), Ok(Framing::None), Err(WireError::LengthAndCoding)]
-    {
+    assert_eq!(check(&parts, &five, Some(Ok(BodyFraming::Length(5)))), Ok(()));
+    for seen in [
+        Ok(BodyFraming::Length(4)),
+        Ok(BodyFraming::Chunked),
+        Ok(BodyFraming::None),
+        Err(WireError::LengthAndCoding),
+    ] {
         assert!(check(&parts, &five, Some(seen)).is_err(), "{seen:?}");
     }
-    assert_eq!(check(&parts, &Empty::<Bytes>::new(), Some(Ok(Framing::None))), Ok(()));
+    assert_eq!(check(&parts, &Empty::<Bytes>::new(), Some(Ok(BodyFraming::None))), Ok(()));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Faults of a request's body.
 
-use crate::observe::Outcome;
+use crate::observe::RequestOutcome;
 
 /// Content codings that are decoded, as `Accept-Encoding` lists them.
 pub(crate) const ACCEPTED_CODINGS: &str = "gzip, zstd, identity";
@@ -31,23 +31,23 @@ pub(crate) enum BodyError {
 
 impl BodyError {
     /// Returns the outcome of its request.
-    pub(crate) const fn outcome(self) -> Outcome {
+    pub(crate) const fn outcome(self) -> RequestOutcome {
         match self {
-            Self::TooLarge => Outcome::Rejected("body_too_large"),
-            Self::TooSlow => Outcome::Rejected("body_too_slow"),
-            Self::Broken => Outcome::ClientGone,
-            Self::TwoModels => Outcome::Rejected("two_models"),
-            Self::Quarantined => Outcome::Rejected("quarantined"),
-            Self::Undecodable => Outcome::Rejected("undecodable"),
-            Self::TooDense => Outcome::Rejected("body_too_dense"),
-            Self::Stopped => Outcome::Denied("unreachable"),
+            Self::TooLarge => RequestOutcome::Rejected("body_too_large"),
+            Self::TooSlow => RequestOutcome::Rejected("body_too_slow"),
+            Self::Broken => RequestOutcome::ClientGone,
+            Self::TwoModels => RequestOutcome::Rejected("two_models"),
+            Self::Quarantined => RequestOutcome::Rejected("quarantined"),
+            Self::Undecodable => RequestOutcome::Rejected("undecodable"),
+            Self::TooDense => RequestOutcome::Rejected("body_too_dense"),
+            Self::Stopped => RequestOutcome::Denied("unreachable"),
         }
     }
 }
 
 /// Reasons why a body cannot be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unreadable {
+pub(crate) enum UnreadableBody {
     /// The body is no JSON object.
     NotObject,
     /// The body repeats a member, or has too many system messages.

@@ -19,15 +19,15 @@ use http::header::{
     ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use serde_json::{Value, json};
-use warden_policies::quarantine::Fingerprint;
-use warden_policies::{ModelName, Rate};
-use warden_supervisor::{Denied, Failure, ResolveError};
+use warden_policies::quarantine::RequestFingerprint;
+use warden_policies::{ModelName, RateLimit};
+use warden_supervisor::{BackendFailure, LeaseDenied, ResolveError};
 
-use crate::observe::Outcome;
+use crate::observe::RequestOutcome;
 use crate::protocol::fault::WireError;
 use crate::protocol::headers::EXECUTED;
 
-pub(crate) use self::fault::{ACCEPTED_CODINGS, BodyError, MAX_DECODED_RATIO, Unreadable};
+pub(crate) use self::fault::{ACCEPTED_CODINGS, BodyError, MAX_DECODED_RATIO, UnreadableBody};
 pub(crate) use self::spelling::{
     ErrorDialect, HeadLimits, StreamEnd, error_event, not_tls, stream_error, unreadable_head,
 };
@@ -55,7 +55,7 @@ fn cancelled() -> StatusCode {
 
 /// Reasons why a request gets no answer from a backend.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum RequestRefusal {
     #[error("the request needs exactly one Host header")]
     Host,
     #[error(
@@ -119,7 +119,7 @@ pub(crate) enum Refusal {
     #[error("the body names `model` twice, and it is not clear which one is meant")]
     TwoModels,
     #[error("model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: {}", unreadable_message(*.why))]
-    Unreadable { model: ModelName, why: Unreadable },
+    Unreadable { model: ModelName, why: UnreadableBody },
     #[error(
         "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
     )]
@@ -165,11 +165,11 @@ pub(crate) enum Refusal {
     #[error("llama-warden has no stream of events here: ask `GET /models` for the state of each model")]
     NoModelEvents,
     #[error("model `{model}`: {denied}")]
-    Denied { model: ModelName, denied: Denied },
+    Denied { model: ModelName, denied: LeaseDenied },
     #[error(
         "model `{model}`: this request (fingerprint {print}) ended its server while nothing else ran there, so it is refused, for another {} s; change the request, or ask the operator to release it (`llama-warden quarantine release {print}`)", seconds(*.left)
     )]
-    Quarantined { model: ModelName, print: Fingerprint, left: Duration, executed: bool },
+    Quarantined { model: ModelName, print: RequestFingerprint, left: Duration, executed: bool },
     #[error("model `{model}`: its process could not be reached in {attempts} attempts; nothing was executed")]
     Unreachable { model: ModelName, attempts: u32 },
     #[error("model `{model}`: its process ended before it answered; the request may have been executed")]
@@ -201,14 +201,14 @@ pub(crate) enum Refusal {
     #[error("Invalid API Key")]
     WrongKey,
     #[error("the key `{key}` has used up its {rate} {what}; send again in {} s", seconds(*.wait))]
-    KeySpent { key: Arc<str>, what: &'static str, rate: Rate, wait: Duration },
+    KeySpent { key: Arc<str>, what: &'static str, rate: RateLimit, wait: Duration },
     #[error(
         "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
     )]
     KeyBusy { key: Arc<str>, most: usize },
     /// The model exists, but not for this client, who gets the answer for an unknown model.
     #[error(transparent)]
-    Hidden(Box<Refusal>),
+    Hidden(Box<RequestRefusal>),
 }
 
 /// Converts to whole seconds, rounded up, at least 1.
@@ -220,10 +220,10 @@ fn list_models(known: &[String]) -> String {
     format!("the models are `{}`", known.join("`, `"))
 }
 
-fn unreadable_message(why: Unreadable) -> &'static str {
+fn unreadable_message(why: UnreadableBody) -> &'static str {
     match why {
-        Unreadable::NotObject => "the body is not a JSON object",
-        Unreadable::Repeats => "the body repeats a parameter, or messages of the system, too often",
+        UnreadableBody::NotObject => "the body is not a JSON object",
+        UnreadableBody::Repeats => "the body repeats a parameter, or messages of the system, too often",
     }
 }
 
@@ -234,7 +234,7 @@ pub(crate) struct ErrorAnswer {
     pub(crate) body: Bytes,
 }
 
-impl Refusal {
+impl RequestRefusal {
     /// Returns status and type, paired as in llama-server.
     fn class(&self) -> (StatusCode, &'static str) {
         const INVALID: &str = "invalid_request_error";
@@ -270,7 +270,7 @@ impl Refusal {
             | Self::NoPrefix(_)
             | Self::Upstream { .. }
             | Self::Resolve(ResolveError::Unknown { .. })
-            | Self::Denied { denied: Denied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
+            | Self::Denied { denied: LeaseDenied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
             Self::Hidden(told) => told.class(),
             Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, "authentication_error"),
             Self::KeySpent { .. } | Self::KeyBusy { .. } => {
@@ -344,12 +344,14 @@ impl Refusal {
     /// Returns when to send the request again, for temporary errors.
     fn retry_after(&self, soon: Duration) -> Option<Duration> {
         match self {
-            Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
-            Self::Denied { denied: Denied::Failed(_, after) | Denied::Silent(_, after), .. }
+            Self::Denied { denied: LeaseDenied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
+            Self::Denied {
+                denied: LeaseDenied::Failed(_, after) | LeaseDenied::Silent(_, after), ..
+            }
             | Self::Down { after, .. } => Some(*after),
-            Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
-            Self::Denied { denied: Denied::TooSlow { left, .. }, .. } => Some(*left),
-            Self::Denied { denied: Denied::Removed | Denied::NeverLoaded(_), .. } => None,
+            Self::Denied { denied: LeaseDenied::NoRoom(short), .. } => Some(short.retry_after),
+            Self::Denied { denied: LeaseDenied::TooSlow { left, .. }, .. } => Some(*left),
+            Self::Denied { denied: LeaseDenied::Removed | LeaseDenied::NeverLoaded(_), .. } => None,
             Self::KeySpent { wait, .. } => Some(*wait),
             Self::KeyBusy { .. }
             | Self::Busy
@@ -366,19 +368,21 @@ impl Refusal {
         match self {
             Self::Denied {
                 denied:
-                    Denied::StartFailed(failure, _) | Denied::Failed(failure, _) | Denied::Silent(failure, _),
+                    LeaseDenied::StartFailed(failure, _)
+                    | LeaseDenied::Failed(failure, _)
+                    | LeaseDenied::Silent(failure, _),
                 ..
             } => {
-                let Failure { kind, lines, failures, .. } = failure;
+                let BackendFailure { kind, lines, failures, .. } = failure;
                 Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
             }
             Self::Quarantined { print, left, .. } => {
                 Some(json!({ "fingerprint": print, "refused_for_s": seconds(*left) }))
             }
-            Self::Denied { denied: Denied::TooSlow { left, wait }, .. } => {
+            Self::Denied { denied: LeaseDenied::TooSlow { left, wait }, .. } => {
                 Some(json!({ "loads_in_s": seconds(*left), "queue_wait_s": seconds(*wait) }))
             }
-            Self::Denied { denied: Denied::NoRoom(short), .. } => Some(json!({
+            Self::Denied { denied: LeaseDenied::NoRoom(short), .. } => Some(json!({
                 "memory": short.series,
                 "prompt_tokens": short.tokens,
                 "needed_bytes": short.needed,
@@ -390,71 +394,71 @@ impl Refusal {
     }
 
     /// Returns the outcome for the record.
-    pub(crate) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> RequestOutcome {
         match self {
-            Self::Host => Outcome::Rejected("host"),
-            Self::Name(_) => Outcome::Rejected("name"),
-            Self::Origin => Outcome::Rejected("origin"),
-            Self::Wire(fault) => Outcome::Rejected(fault.label()),
-            Self::Method(_) => Outcome::Rejected("method"),
+            Self::Host => RequestOutcome::Rejected("host"),
+            Self::Name(_) => RequestOutcome::Rejected("name"),
+            Self::Origin => RequestOutcome::Rejected("origin"),
+            Self::Wire(fault) => RequestOutcome::Rejected(fault.label()),
+            Self::Method(_) => RequestOutcome::Rejected("method"),
             Self::HeadTooLarge { .. } | Self::LineTooLong { .. } | Self::TooManyFields { .. } => {
-                Outcome::Rejected("head_too_large")
+                RequestOutcome::Rejected("head_too_large")
             }
-            Self::TargetTooLong { .. } => Outcome::Rejected("target_too_long"),
+            Self::TargetTooLong { .. } => RequestOutcome::Rejected("target_too_long"),
             Self::Quarantined { .. } => BodyError::Quarantined.outcome(),
             Self::BodyTooLarge { .. } => BodyError::TooLarge.outcome(),
             Self::BodyTooSlow => BodyError::TooSlow.outcome(),
             Self::BodyBroken => BodyError::Broken.outcome(),
             Self::BodyUndecodable => BodyError::Undecodable.outcome(),
             Self::BodyTooDense => BodyError::TooDense.outcome(),
-            Self::Coding => Outcome::Rejected("coding"),
-            Self::Busy => Outcome::Rejected("buffers_full"),
+            Self::Coding => RequestOutcome::Rejected("coding"),
+            Self::Busy => RequestOutcome::Rejected("buffers_full"),
             Self::ModelTooFar { .. }
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
-            | Self::Resolve(ResolveError::Missing { .. }) => Outcome::Rejected("no_model"),
+            | Self::Resolve(ResolveError::Missing { .. }) => RequestOutcome::Rejected("no_model"),
             Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
-                Outcome::Rejected("unknown_model")
+                RequestOutcome::Rejected("unknown_model")
             }
             Self::TwoModels => BodyError::TwoModels.outcome(),
-            Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
+            Self::Unreadable { .. } => RequestOutcome::Rejected("unreadable_body"),
             Self::NoRoute | Self::NotThere { .. } | Self::NoPage | Self::NoPrefix(_) => {
-                Outcome::Rejected("unknown_route")
+                RequestOutcome::Rejected("unknown_route")
             }
-            Self::KeyThere { .. } => Outcome::Denied("endpoint_key"),
-            Self::SlotFiles => Outcome::Rejected("slot_files"),
-            Self::NotLoaded { .. } => Outcome::Denied("not_loaded"),
-            Self::AlreadyLoaded { .. } => Outcome::Rejected("already_loaded"),
-            Self::NotRunning { .. } => Outcome::Rejected("not_running"),
-            Self::Pinned { .. } => Outcome::Rejected("pinned"),
-            Self::NoDownloads | Self::NoModelEvents => Outcome::Rejected("unknown_route"),
-            Self::Denied { denied, .. } => Outcome::Denied(match denied {
-                Denied::QueueFull { .. } => "queue_full",
-                Denied::Deadline { .. } => "queue_deadline",
-                Denied::TooSlow { .. } => "loads_too_long",
-                Denied::NeverLoaded(_) => "never_loaded",
-                Denied::NoRoom(_) => "no_room",
-                Denied::StartFailed(..) => "start_failed",
-                Denied::Failed(..) => "failed",
-                Denied::Silent(..) => "endpoint_silent",
-                Denied::ShuttingDown => "shutting_down",
-                Denied::Removed => "removed",
+            Self::KeyThere { .. } => RequestOutcome::Denied("endpoint_key"),
+            Self::SlotFiles => RequestOutcome::Rejected("slot_files"),
+            Self::NotLoaded { .. } => RequestOutcome::Denied("not_loaded"),
+            Self::AlreadyLoaded { .. } => RequestOutcome::Rejected("already_loaded"),
+            Self::NotRunning { .. } => RequestOutcome::Rejected("not_running"),
+            Self::Pinned { .. } => RequestOutcome::Rejected("pinned"),
+            Self::NoDownloads | Self::NoModelEvents => RequestOutcome::Rejected("unknown_route"),
+            Self::Denied { denied, .. } => RequestOutcome::Denied(match denied {
+                LeaseDenied::QueueFull { .. } => "queue_full",
+                LeaseDenied::Deadline { .. } => "queue_deadline",
+                LeaseDenied::TooSlow { .. } => "loads_too_long",
+                LeaseDenied::NeverLoaded(_) => "never_loaded",
+                LeaseDenied::NoRoom(_) => "no_room",
+                LeaseDenied::StartFailed(..) => "start_failed",
+                LeaseDenied::Failed(..) => "failed",
+                LeaseDenied::Silent(..) => "endpoint_silent",
+                LeaseDenied::ShuttingDown => "shutting_down",
+                LeaseDenied::Removed => "removed",
             }),
-            Self::Unreachable { .. } => Outcome::Denied("unreachable"),
-            Self::Died { .. } => Outcome::UpstreamDied,
-            Self::Garbled { .. } => Outcome::UpstreamGarbled,
-            Self::Revoked { .. } => Outcome::Revoked,
-            Self::TimedOut { .. } => Outcome::TimedOut,
-            Self::Cancelled { .. } => Outcome::Cancelled,
-            Self::ShuttingDown => Outcome::Denied("shutting_down"),
-            Self::Loading => Outcome::Denied("loading"),
-            Self::Down { .. } => Outcome::Denied("down"),
-            Self::NoKey => Outcome::Rejected("no_key"),
-            Self::WrongKey => Outcome::Rejected("wrong_key"),
-            Self::KeySpent { what: "tokens", .. } => Outcome::Rejected("key_tokens"),
-            Self::KeySpent { .. } => Outcome::Rejected("key_rate"),
-            Self::KeyBusy { .. } => Outcome::Rejected("key_concurrency"),
-            Self::Hidden(_) => Outcome::Rejected("key_model"),
+            Self::Unreachable { .. } => RequestOutcome::Denied("unreachable"),
+            Self::Died { .. } => RequestOutcome::UpstreamDied,
+            Self::Garbled { .. } => RequestOutcome::UpstreamGarbled,
+            Self::Revoked { .. } => RequestOutcome::Revoked,
+            Self::TimedOut { .. } => RequestOutcome::TimedOut,
+            Self::Cancelled { .. } => RequestOutcome::Cancelled,
+            Self::ShuttingDown => RequestOutcome::Denied("shutting_down"),
+            Self::Loading => RequestOutcome::Denied("loading"),
+            Self::Down { .. } => RequestOutcome::Denied("down"),
+            Self::NoKey => RequestOutcome::Rejected("no_key"),
+            Self::WrongKey => RequestOutcome::Rejected("wrong_key"),
+            Self::KeySpent { what: "tokens", .. } => RequestOutcome::Rejected("key_tokens"),
+            Self::KeySpent { .. } => RequestOutcome::Rejected("key_rate"),
+            Self::KeyBusy { .. } => RequestOutcome::Rejected("key_concurrency"),
+            Self::Hidden(_) => RequestOutcome::Rejected("key_model"),
         }
     }
 

@@ -4,11 +4,11 @@ use warden_supervisor::{FailureKind, NoRoom};
 
 use super::*;
 
-fn refusals() -> Vec<Refusal> {
+fn refusals() -> Vec<RequestRefusal> {
     let model = || ModelName::new("m");
     let known = || vec!["a".to_owned(), "org/b".to_owned()];
     let unknown = || ResolveError::Unknown { name: "x".into(), known: known() };
-    let failure = Failure {
+    let failure = BackendFailure {
         kind: FailureKind::BadModel,
         message: "the model file /m.gguf does not exist".into(),
         lines: vec!["error: failed to open".into()],
@@ -23,77 +23,77 @@ fn refusals() -> Vec<Refusal> {
         retry_after: Duration::from_secs(20),
     };
     let seconds = Duration::from_secs;
-    let denied = |denied| Refusal::Denied { model: model(), denied };
-    let spent = |what| Refusal::KeySpent {
+    let denied = |denied| RequestRefusal::Denied { model: model(), denied };
+    let spent = |what| RequestRefusal::KeySpent {
         key: "alice".into(),
         what,
         rate: "60/min".parse().unwrap(),
         wait: Duration::from_micros(1_200_300),
     };
-    let quarantined = |executed| Refusal::Quarantined {
+    let quarantined = |executed| RequestRefusal::Quarantined {
         model: model(),
-        print: Fingerprint(0xab),
+        print: RequestFingerprint(0xab),
         left: seconds(600),
         executed,
     };
     vec![
-        Refusal::Host,
-        Refusal::Name("evil.example".into()),
-        Refusal::Origin,
-        Refusal::HeadTooLarge { limit: 65_536 },
-        Refusal::TargetTooLong { limit: 8192 },
-        Refusal::LineTooLong { limit: 8192 },
-        Refusal::TooManyFields { limit: 100 },
-        Refusal::Method(http::Method::TRACE),
-        Refusal::BodyTooLarge { limit: 1024, key: "server.body_bytes" },
-        Refusal::BodyTooSlow,
-        Refusal::BodyBroken,
-        Refusal::Busy,
-        Refusal::ModelTooFar { limit: 65_536 },
-        Refusal::NotJson { known: known() },
-        Refusal::ModelNotText { known: known() },
-        Refusal::TwoModels,
-        Refusal::Unreadable { model: model(), why: Unreadable::NotObject },
-        Refusal::Unreadable { model: model(), why: Unreadable::Repeats },
-        Refusal::NoRoute,
-        Refusal::NoPage,
-        Refusal::SlotFiles,
-        Refusal::NoPrefix("/api".into()),
-        Refusal::Upstream { known: known() },
+        RequestRefusal::Host,
+        RequestRefusal::Name("evil.example".into()),
+        RequestRefusal::Origin,
+        RequestRefusal::HeadTooLarge { limit: 65_536 },
+        RequestRefusal::TargetTooLong { limit: 8192 },
+        RequestRefusal::LineTooLong { limit: 8192 },
+        RequestRefusal::TooManyFields { limit: 100 },
+        RequestRefusal::Method(http::Method::TRACE),
+        RequestRefusal::BodyTooLarge { limit: 1024, key: "server.body_bytes" },
+        RequestRefusal::BodyTooSlow,
+        RequestRefusal::BodyBroken,
+        RequestRefusal::Busy,
+        RequestRefusal::ModelTooFar { limit: 65_536 },
+        RequestRefusal::NotJson { known: known() },
+        RequestRefusal::ModelNotText { known: known() },
+        RequestRefusal::TwoModels,
+        RequestRefusal::Unreadable { model: model(), why: UnreadableBody::NotObject },
+        RequestRefusal::Unreadable { model: model(), why: UnreadableBody::Repeats },
+        RequestRefusal::NoRoute,
+        RequestRefusal::NoPage,
+        RequestRefusal::SlotFiles,
+        RequestRefusal::NoPrefix("/api".into()),
+        RequestRefusal::Upstream { known: known() },
         unknown().into(),
         ResolveError::Missing { known: known() }.into(),
         ResolveError::Missing { known: Vec::new() }.into(),
-        denied(Denied::QueueFull { waiting: 8, depth: 8 }),
-        denied(Denied::NoRoom(short)),
-        denied(Denied::Deadline { waited: Duration::from_millis(30_040) }),
-        denied(Denied::StartFailed(failure.clone(), Some(Duration::from_millis(2500)))),
-        denied(Denied::Failed(failure, seconds(60))),
-        denied(Denied::ShuttingDown),
-        denied(Denied::Removed),
+        denied(LeaseDenied::QueueFull { waiting: 8, depth: 8 }),
+        denied(LeaseDenied::NoRoom(short)),
+        denied(LeaseDenied::Deadline { waited: Duration::from_millis(30_040) }),
+        denied(LeaseDenied::StartFailed(failure.clone(), Some(Duration::from_millis(2500)))),
+        denied(LeaseDenied::Failed(failure, seconds(60))),
+        denied(LeaseDenied::ShuttingDown),
+        denied(LeaseDenied::Removed),
         quarantined(true),
         quarantined(false),
-        Refusal::Unreachable { model: model(), attempts: 3 },
-        Refusal::Died { model: model() },
-        Refusal::Garbled { model: model(), why: "its head has two lengths".into() },
-        Refusal::Revoked { model: model() },
-        Refusal::NotThere { model: model() },
-        Refusal::KeyThere { model: model() },
-        Refusal::TimedOut { model: model() },
-        Refusal::Cancelled { executed: false },
-        Refusal::Cancelled { executed: true },
-        Refusal::ShuttingDown,
-        Refusal::Loading,
-        Refusal::Down { after: seconds(7) },
-        Refusal::NoKey,
-        Refusal::WrongKey,
+        RequestRefusal::Unreachable { model: model(), attempts: 3 },
+        RequestRefusal::Died { model: model() },
+        RequestRefusal::Garbled { model: model(), why: "its head has two lengths".into() },
+        RequestRefusal::Revoked { model: model() },
+        RequestRefusal::NotThere { model: model() },
+        RequestRefusal::KeyThere { model: model() },
+        RequestRefusal::TimedOut { model: model() },
+        RequestRefusal::Cancelled { executed: false },
+        RequestRefusal::Cancelled { executed: true },
+        RequestRefusal::ShuttingDown,
+        RequestRefusal::Loading,
+        RequestRefusal::Down { after: seconds(7) },
+        RequestRefusal::NoKey,
+        RequestRefusal::WrongKey,
         spent("requests"),
         spent("tokens"),
-        Refusal::KeyBusy { key: "alice".into(), most: 2 },
-        Refusal::Hidden(Box::new(unknown().into())),
+        RequestRefusal::KeyBusy { key: "alice".into(), most: 2 },
+        RequestRefusal::Hidden(Box::new(unknown().into())),
     ]
 }
 
-fn page(refusal: &Refusal, dialect: ErrorDialect) -> String {
+fn page(refusal: &RequestRefusal, dialect: ErrorDialect) -> String {
     let answer = refusal.answer(dialect, Duration::from_secs(1));
     let told = answer.headers.iter().filter(|(name, _)| name != CONTENT_TYPE);
     let told = told.map(|(name, value)| format!("{name}: {}\n", value.to_str().unwrap_or("?")));
@@ -110,7 +110,7 @@ fn every_refusal_says_what_is_wrong_and_what_to_do() {
 
 #[test]
 fn a_refusal_is_spelled_as_anthropic_does_on_its_routes() {
-    let of_each_status = |kept: &mut Vec<StatusCode>, refusal: &Refusal| {
+    let of_each_status = |kept: &mut Vec<StatusCode>, refusal: &RequestRefusal| {
         let status = refusal.class().0;
         let new = !kept.contains(&status);
         kept.push(status);

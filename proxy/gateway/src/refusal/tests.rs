@@ -6,7 +6,7 @@ use warden_supervisor::FailureKind;
 
 const LIMITS: HeadLimits = HeadLimits { bytes: 65536, count: 100, retry_after: Duration::from_secs(1) };
 
-fn body(refusal: &Refusal, dialect: ErrorDialect) -> (u16, Value, Vec<(String, String)>) {
+fn body(refusal: &RequestRefusal, dialect: ErrorDialect) -> (u16, Value, Vec<(String, String)>) {
     let answer = refusal.answer(dialect, Duration::from_secs(1));
     let headers = answer
         .headers
@@ -22,8 +22,10 @@ fn header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
 
 #[test]
 fn an_unknown_model_is_named_with_the_known_ones() {
-    let refusal =
-        Refusal::Resolve(ResolveError::Unknown { name: "x".into(), known: vec!["a".into(), "org/b".into()] });
+    let refusal = RequestRefusal::Resolve(ResolveError::Unknown {
+        name: "x".into(),
+        known: vec!["a".into(), "org/b".into()],
+    });
     let (status, body, headers) = body(&refusal, ErrorDialect::OpenAi);
     assert_eq!(
         (status, &body["error"]["code"], &body["error"]["type"]),
@@ -39,15 +41,15 @@ fn an_unknown_model_is_named_with_the_known_ones() {
 
 #[test]
 fn a_failed_start_shows_why_and_the_last_lines() {
-    let failure = Failure {
+    let failure = BackendFailure {
         kind: FailureKind::BadModel,
         message: "the model file /m.gguf does not exist".into(),
         lines: vec!["error: failed to open".into()],
         failures: 2,
     };
-    let denied = Denied::StartFailed(failure, Some(Duration::from_millis(2500)));
+    let denied = LeaseDenied::StartFailed(failure, Some(Duration::from_millis(2500)));
     let (status, body, headers) =
-        body(&Refusal::Denied { model: ModelName::new("m"), denied }, ErrorDialect::OpenAi);
+        body(&RequestRefusal::Denied { model: ModelName::new("m"), denied }, ErrorDialect::OpenAi);
     assert_eq!(status, 503);
     assert_eq!(header(&headers, "retry-after"), Some("3"));
     assert_eq!(body["error"]["details"]["kind"], "bad_model");
@@ -59,12 +61,16 @@ fn a_failed_start_shows_why_and_the_last_lines() {
 fn only_what_was_sent_may_have_been_executed() {
     let model = ModelName::new("m");
     for (refusal, executed, status) in [
-        (Refusal::Died { model: model.clone() }, "maybe", 502),
-        (Refusal::TimedOut { model: model.clone() }, "maybe", 504),
-        (Refusal::Unreachable { model: model.clone(), attempts: 3 }, "no", 503),
-        (Refusal::Denied { model, denied: Denied::QueueFull { waiting: 2, depth: 2 } }, "no", 503),
-        (Refusal::Busy, "no", 503),
-        (Refusal::BodyTooLarge { limit: 1, key: "server.body_bytes" }, "no", 413),
+        (RequestRefusal::Died { model: model.clone() }, "maybe", 502),
+        (RequestRefusal::TimedOut { model: model.clone() }, "maybe", 504),
+        (RequestRefusal::Unreachable { model: model.clone(), attempts: 3 }, "no", 503),
+        (
+            RequestRefusal::Denied { model, denied: LeaseDenied::QueueFull { waiting: 2, depth: 2 } },
+            "no",
+            503,
+        ),
+        (RequestRefusal::Busy, "no", 503),
+        (RequestRefusal::BodyTooLarge { limit: 1, key: "server.body_bytes" }, "no", 413),
     ] {
         let (got, _, headers) = body(&refusal, ErrorDialect::OpenAi);
         assert_eq!((got, header(&headers, "x-warden-executed")), (status, Some(executed)), "{refusal}");
@@ -74,7 +80,7 @@ fn only_what_was_sent_may_have_been_executed() {
 
 #[test]
 fn anthropic_routes_get_anthropic_errors() {
-    let (status, body, _) = body(&Refusal::Busy, ErrorDialect::Anthropic);
+    let (status, body, _) = body(&RequestRefusal::Busy, ErrorDialect::Anthropic);
     assert_eq!(
         (status, &body["type"], &body["error"]["type"]),
         (503, &json!("error"), &json!("overloaded_error"))
@@ -84,11 +90,13 @@ fn anthropic_routes_get_anthropic_errors() {
 #[test]
 fn keys_are_refused_as_llama_server_and_anthropic_do() {
     for (refusal, status, kind) in [
-        (Refusal::WrongKey, 401, "authentication_error"),
-        (Refusal::NoKey, 401, "authentication_error"),
-        (Refusal::KeyBusy { key: "a".into(), most: 1 }, 429, "rate_limit_error"),
+        (RequestRefusal::WrongKey, 401, "authentication_error"),
+        (RequestRefusal::NoKey, 401, "authentication_error"),
+        (RequestRefusal::KeyBusy { key: "a".into(), most: 1 }, 429, "rate_limit_error"),
         (
-            Refusal::Hidden(Box::new(ResolveError::Unknown { name: "x".into(), known: Vec::new() }.into())),
+            RequestRefusal::Hidden(Box::new(
+                ResolveError::Unknown { name: "x".into(), known: Vec::new() }.into(),
+            )),
             404,
             "not_found_error",
         ),
@@ -111,7 +119,7 @@ fn keys_are_refused_as_llama_server_and_anthropic_do() {
 fn the_wait_for_a_rate_is_told_exactly() {
     let rate = "60/min".parse().unwrap();
     let wait = Duration::from_micros(1_200_300);
-    let refusal = Refusal::KeySpent { key: "alice".into(), what: "requests", rate, wait };
+    let refusal = RequestRefusal::KeySpent { key: "alice".into(), what: "requests", rate, wait };
     let (status, _, headers) = body(&refusal, ErrorDialect::OpenAi);
     assert_eq!((status, header(&headers, "retry-after")), (429, Some("2")));
     assert_eq!(header(&headers, "retry-after-ms"), Some("1201"));

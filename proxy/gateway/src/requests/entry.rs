@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName};
 
 /// Data of a request that comes from its head.
-pub(crate) struct Begun<'a> {
+pub(crate) struct RequestStart<'a> {
     pub(crate) request_id: &'a str,
     pub(crate) peer: IpAddr,
     pub(crate) method: &'a Method,
@@ -25,7 +25,7 @@ pub(crate) struct Begun<'a> {
 /// Progress of a request, in this order. Only `Continues` may return to `Sent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Stage {
+pub(super) enum RequestStage {
     /// Its body is being received.
     Receives,
     /// Waiting for a lease.
@@ -42,7 +42,7 @@ pub(super) enum Stage {
 const MISSING: u64 = u64::MAX;
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct RequestEntry {
     pub(super) number: u64,
     pub(super) id: String,
     pub(super) peer: IpAddr,
@@ -119,8 +119,8 @@ impl AtomicMicros {
     }
 }
 
-impl Entry {
-    pub(super) fn new(number: u64, begun: &Begun<'_>) -> Self {
+impl RequestEntry {
+    pub(super) fn new(number: u64, begun: &RequestStart<'_>) -> Self {
         Self {
             number,
             id: begun.request_id.to_owned(),
@@ -137,7 +137,7 @@ impl Entry {
     }
 
     /// Reuses the entry for another request. The caller owns it alone. Its text buffers are reused as well.
-    pub(super) fn anew(&mut self, number: u64, begun: &Begun<'_>) {
+    pub(super) fn anew(&mut self, number: u64, begun: &RequestStart<'_>) {
         let Self { number: its, id, peer, method, protocol, route, generates, began, key, model, course } =
             self;
         id.clear();
@@ -149,17 +149,17 @@ impl Entry {
         *course = EntryProgress::default();
     }
 
-    pub(super) fn stage(&self) -> Stage {
+    pub(super) fn stage(&self) -> RequestStage {
         match self.course.stage.load(Ordering::Relaxed) {
-            0 => Stage::Receives,
-            1 => Stage::Waits,
-            2 => Stage::Sent,
-            3 => Stage::Answers,
-            _ => Stage::Continues,
+            0 => RequestStage::Receives,
+            1 => RequestStage::Waits,
+            2 => RequestStage::Sent,
+            3 => RequestStage::Answers,
+            _ => RequestStage::Continues,
         }
     }
 
-    fn is(&self, stage: Stage) {
+    fn is(&self, stage: RequestStage) {
         self.course.stage.store(stage as u8, Ordering::Relaxed);
     }
 
@@ -187,7 +187,7 @@ impl Entry {
     /// Returns the time spent in queues, `age` after it began.
     pub(super) fn queued(&self, age: Duration) -> Duration {
         let before = self.course.queued.get().unwrap_or_default();
-        let now = self.course.waits.get().filter(|_| self.stage() == Stage::Waits);
+        let now = self.course.waits.get().filter(|_| self.stage() == RequestStage::Waits);
         before + now.map(|since| age.saturating_sub(since)).unwrap_or_default()
     }
 
@@ -216,7 +216,7 @@ impl Entry {
 
     /// Returns whether a backend has it.
     pub(super) fn is_on_a_backend(&self) -> bool {
-        matches!(self.stage(), Stage::Sent | Stage::Answers | Stage::Continues)
+        matches!(self.stage(), RequestStage::Sent | RequestStage::Answers | RequestStage::Continues)
     }
 
     /// Returns the tokens that it holds in its backend, as far as known.
@@ -234,9 +234,9 @@ impl Entry {
 
 /// Handle that updates the entry of a request in flight; empty for the gateway's own answers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Progress(pub(super) Option<Arc<Entry>>);
+pub(crate) struct ProgressHandle(pub(super) Option<Arc<RequestEntry>>);
 
-impl Progress {
+impl ProgressHandle {
     /// Records the client's key.
     pub(crate) fn key(&self, key: Option<&Arc<str>>) {
         if let (Some(entry), Some(key)) = (&self.0, key) {
@@ -256,7 +256,7 @@ impl Progress {
     pub(crate) fn waits(&self) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
-            entry.is(Stage::Waits);
+            entry.is(RequestStage::Waits);
         }
     }
 
@@ -264,7 +264,7 @@ impl Progress {
     pub(crate) fn note_waiting_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
-            entry.is(if continues { Stage::Continues } else { Stage::Waits });
+            entry.is(if continues { RequestStage::Continues } else { RequestStage::Waits });
         }
     }
 
@@ -281,8 +281,8 @@ impl Progress {
                 // Start of the wait plus its duration saves reading the clock.
                 course.sent.set(course.waits.get().unwrap_or_default() + queued);
             }
-            if entry.stage() != Stage::Continues {
-                entry.is(Stage::Sent);
+            if entry.stage() != RequestStage::Continues {
+                entry.is(RequestStage::Sent);
             }
         }
     }
@@ -305,14 +305,14 @@ impl Progress {
             if entry.course.answers.get().is_none() {
                 entry.course.answers.set(now.saturating_duration_since(entry.began));
             }
-            entry.is(Stage::Answers);
+            entry.is(RequestStage::Answers);
         }
     }
 
     /// Records that its backend is gone in the middle of the answer.
     pub(crate) fn continues(&self) {
         if let Some(entry) = &self.0 {
-            entry.is(Stage::Continues);
+            entry.is(RequestStage::Continues);
         }
     }
 

@@ -21,19 +21,19 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use warden_policies::{ModelName, defaults};
 
-pub(crate) use self::entry::{Begun, Progress};
-pub(crate) use self::shard::Ticket;
-use self::shard::{RequestShard, Seen, Sizes};
+pub(crate) use self::entry::{ProgressHandle, RequestStart};
+pub(crate) use self::shard::ShardTicket;
+use self::shard::{ListedRequest, RequestShard, ShardSizes};
 pub use self::view::{RequestState, RequestView};
 use crate::protocol::conn_state::ConnState;
 use crate::{clock, workers};
 
 /// The requests in flight and the last ended ones. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Requests(Arc<[Arc<RequestShard>]>);
+pub struct RequestRegistry(Arc<[Arc<RequestShard>]>);
 
 /// The empty list of a gateway with one thread.
-impl Default for Requests {
+impl Default for RequestRegistry {
     fn default() -> Self {
         Self::new(1)
     }
@@ -41,7 +41,7 @@ impl Default for Requests {
 
 /// Context use by the requests of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holds {
+pub struct ContextHoldings {
     /// Number of generating requests.
     pub requests: u64,
     /// Tokens of their prompts and answers so far, as far as known. An uncounted prompt is estimated as one
@@ -51,7 +51,7 @@ pub struct Holds {
 
 /// A cancelled request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Told {
+pub struct CancelledRequest {
     /// The request before it was cancelled.
     pub request: RequestView,
     /// The request had been cancelled before.
@@ -60,7 +60,7 @@ pub struct Told {
 
 /// Reasons why no request was cancelled.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum NotCancelled {
+pub enum CancelError {
     /// No request has that id, or it is no longer listed.
     #[error(
         "there is no request `{id}` in flight or among those that ended last; `llama-warden requests` lists them"
@@ -95,20 +95,24 @@ fn list_numbers(numbers: &[u64]) -> String {
     shown.join(", ")
 }
 
-impl Requests {
+impl RequestRegistry {
     pub(crate) fn new(threads: usize) -> Self {
         let numbers = &defaults().server;
-        let sizes = Sizes { ended: numbers.requests_ended, turned_away: numbers.requests_turned_away };
+        let sizes = ShardSizes { ended: numbers.requests_ended, turned_away: numbers.requests_turned_away };
         Self::of(threads, sizes)
     }
 
-    fn of(threads: usize, sizes: Sizes) -> Self {
+    fn of(threads: usize, sizes: ShardSizes) -> Self {
         let threads = threads.max(1);
         Self((0..threads).map(|number| Arc::new(RequestShard::new(number, threads, sizes))).collect())
     }
 
     /// Adds a request on the current thread.
-    pub(crate) fn begin(&self, begun: &Begun<'_>, conn: &Arc<ConnState>) -> (Ticket, Progress) {
+    pub(crate) fn begin(
+        &self,
+        begun: &RequestStart<'_>,
+        conn: &Arc<ConnState>,
+    ) -> (ShardTicket, ProgressHandle) {
         let shard = self.0.get(workers::number()).unwrap_or(&self.0[0]);
         RequestShard::begin(shard, begun, conn)
     }
@@ -116,15 +120,15 @@ impl Requests {
     /// Lists the requests in flight, oldest first, then the ended ones, latest first. A request that runs
     /// all the time is listed once; a request that ends meanwhile at most once.
     pub fn list(&self) -> Vec<RequestView> {
-        let mut all: Vec<Seen> = self.0.iter().flat_map(|shard| shard.list()).collect();
-        all.sort_by(Seen::order);
+        let mut all: Vec<ListedRequest> = self.0.iter().flat_map(|shard| shard.list()).collect();
+        all.sort_by(ListedRequest::order);
         let (now, wall) = (Instant::now(), clock::unix_ms());
         all.iter().map(|seen| seen.view(now, wall)).collect()
     }
 
     /// Returns the context use of the requests that a backend has, by model.
-    pub fn held(&self) -> BTreeMap<ModelName, Holds> {
-        let mut all: BTreeMap<ModelName, Holds> = BTreeMap::new();
+    pub fn held(&self) -> BTreeMap<ModelName, ContextHoldings> {
+        let mut all: BTreeMap<ModelName, ContextHoldings> = BTreeMap::new();
         for entry in self.0.iter().flat_map(|shard| shard.live()).map(|seen| seen.entry) {
             if let Some(model) = entry.model.get().filter(|_| entry.generates && entry.is_on_a_backend()) {
                 let holds = all.entry(model.clone()).or_default();
@@ -146,7 +150,7 @@ impl Requests {
     /// # Errors
     ///
     /// There is no such request, it has ended, or several have the id.
-    pub fn cancel(&self, id: &str, number: Option<u64>) -> Result<Told, NotCancelled> {
+    pub fn cancel(&self, id: &str, number: Option<u64>) -> Result<CancelledRequest, CancelError> {
         let is_meant = |of: &str, its: u64| of == id && number.is_none_or(|number| number == its);
         let mut found = Vec::new();
         for shard in self.0.iter() {
@@ -161,12 +165,12 @@ impl Requests {
         if found.len() > 1 {
             let mut numbers: Vec<u64> = found.into_iter().map(|(_, place)| place.number).collect();
             numbers.sort_unstable();
-            return Err(NotCancelled::Several { id, numbers });
+            return Err(CancelError::Several { id, numbers });
         }
         let ended = self.0.iter().find_map(|shard| shard.outcome(is_meant));
         Err(match ended {
-            Some(outcome) => NotCancelled::Ended { id, outcome: outcome.to_owned() },
-            None => NotCancelled::Unknown { id },
+            Some(outcome) => CancelError::Ended { id, outcome: outcome.to_owned() },
+            None => CancelError::Unknown { id },
         })
     }
 }

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::{GenerationId, Work};
+use warden_policies::{GenerationId, WorkDone};
 
-use super::Told;
-use super::entry::{Begun, Entry, Progress};
+use super::CancelledRequest;
+use super::entry::{ProgressHandle, RequestEntry, RequestStart};
 use crate::clock;
-use crate::observe::Record;
+use crate::observe::RequestRecord;
 use crate::protocol::conn_state::ConnState;
 
 /// Requests that are read while the lock is held, which takes some microseconds.
@@ -23,7 +23,7 @@ const KEPT_ENTRIES: usize = 1024;
 
 /// Numbers of ended requests that are kept.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
+pub(super) struct ShardSizes {
     /// Requests that were admitted.
     pub(super) ended: usize,
     /// Requests refused before a model was known. Anyone can cause them, so they must not displace the
@@ -33,7 +33,7 @@ pub(super) struct Sizes {
 
 #[derive(Debug)]
 pub(super) struct RequestShard {
-    sizes: Sizes,
+    sizes: ShardSizes,
     /// Increment from one number to the next, so that all shards assign different ones.
     step: u64,
     inner: Mutex<ShardInner>,
@@ -44,10 +44,10 @@ struct ShardInner {
     next: u64,
     live: Vec<Option<LiveRequest>>,
     free: Vec<usize>,
-    ended: VecDeque<Ended>,
-    turned_away: VecDeque<Ended>,
+    ended: VecDeque<EndedRequest>,
+    turned_away: VecDeque<EndedRequest>,
     /// Entries for reuse, owned by the shard alone.
-    spare: Vec<Arc<Entry>>,
+    spare: Vec<Arc<RequestEntry>>,
     /// Number of requests that have ended.
     ends: u64,
     wall: WallClock,
@@ -55,26 +55,26 @@ struct ShardInner {
 
 #[derive(Debug)]
 struct LiveRequest {
-    entry: Arc<Entry>,
+    entry: Arc<RequestEntry>,
     conn: Arc<ConnState>,
 }
 
 /// An ended request.
 #[derive(Clone, Debug)]
-struct Ended {
-    entry: Arc<Entry>,
-    end: End,
+struct EndedRequest {
+    entry: Arc<RequestEntry>,
+    end: RequestEnd,
 }
 
 /// The end of a request.
 #[derive(Clone, Debug)]
-pub(super) struct End {
+pub(super) struct RequestEnd {
     pub(super) status: u16,
     pub(super) outcome: &'static str,
     pub(super) stream: bool,
     pub(super) queued: Duration,
     pub(super) total: Duration,
-    pub(super) work: Work,
+    pub(super) work: WorkDone,
     pub(super) attempts: u32,
     pub(super) continued: bool,
     pub(super) generation: Option<GenerationId>,
@@ -106,19 +106,19 @@ impl WallClock {
 
 /// A request as found by a lister.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
-    pub(super) entry: Arc<Entry>,
-    pub(super) end: Option<End>,
+pub(super) struct ListedRequest {
+    pub(super) entry: Arc<RequestEntry>,
+    pub(super) end: Option<RequestEnd>,
 }
 
 /// Position of a request in flight; another request may be there later.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct ShardPlace {
     index: usize,
     pub(super) number: u64,
 }
 
-impl Seen {
+impl ListedRequest {
     /// Orders requests in flight before ended ones; the former oldest first, the latter latest first.
     pub(super) fn order(&self, other: &Self) -> Ordering {
         let by_time = match (self.ended(), other.ended()) {
@@ -134,16 +134,16 @@ impl Seen {
     }
 }
 
-/// The position of a request in flight. [`Ticket::end`] frees it.
+/// The position of a request in flight. [`ShardTicket::end`] frees it.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct ShardTicket {
     shard: Arc<RequestShard>,
     place: usize,
 }
 
 impl RequestShard {
     /// Creates the shard of thread number `thread`.
-    pub(super) fn new(thread: usize, threads: usize, sizes: Sizes) -> Self {
+    pub(super) fn new(thread: usize, threads: usize, sizes: ShardSizes) -> Self {
         let inner = ShardInner {
             next: thread as u64 + 1,
             live: Vec::new(),
@@ -161,7 +161,11 @@ impl RequestShard {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn begin(shard: &Arc<Self>, begun: &Begun<'_>, conn: &Arc<ConnState>) -> (Ticket, Progress) {
+    pub(super) fn begin(
+        shard: &Arc<Self>,
+        begun: &RequestStart<'_>,
+        conn: &Arc<ConnState>,
+    ) -> (ShardTicket, ProgressHandle) {
         let conn = conn.clone();
         let mut inner = shard.inner();
         let number = inner.next;
@@ -174,7 +178,7 @@ impl RequestShard {
             }
             None => None,
         };
-        let entry = entry.unwrap_or_else(|| Arc::new(Entry::new(number, begun)));
+        let entry = entry.unwrap_or_else(|| Arc::new(RequestEntry::new(number, begun)));
         let live = Some(LiveRequest { entry: entry.clone(), conn });
         let place = if let Some(place) = inner.free.pop() {
             inner.live[place] = live;
@@ -184,7 +188,7 @@ impl RequestShard {
             inner.live.len() - 1
         };
         drop(inner);
-        (Ticket { shard: shard.clone(), place }, Progress(Some(entry)))
+        (ShardTicket { shard: shard.clone(), place }, ProgressHandle(Some(entry)))
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -194,13 +198,13 @@ impl RequestShard {
 
     /// Lists the requests in flight, a portion at a time, then the ended ones. A request that ends
     /// meanwhile is listed as ended.
-    pub(super) fn list(&self) -> Vec<Seen> {
+    pub(super) fn list(&self) -> Vec<ListedRequest> {
         self.with_ended(self.live())
     }
 
     /// Lists the requests in flight, each at the moment it was read.
-    pub(super) fn live(&self) -> Vec<Seen> {
-        let mut seen: Vec<Seen> = Vec::new();
+    pub(super) fn live(&self) -> Vec<ListedRequest> {
+        let mut seen: Vec<ListedRequest> = Vec::new();
         let mut from = 0;
         loop {
             let inner = self.inner();
@@ -209,25 +213,27 @@ impl RequestShard {
                 return seen;
             }
             let live = portion.iter().take(LIST_PORTION).flatten();
-            seen.extend(live.map(|live| Seen { entry: live.entry.clone(), end: None }));
+            seen.extend(live.map(|live| ListedRequest { entry: live.entry.clone(), end: None }));
             from += LIST_PORTION;
         }
     }
 
     /// Keeps those still in flight, and adds the ended ones.
-    pub(super) fn with_ended(&self, mut seen: Vec<Seen>) -> Vec<Seen> {
-        let (ended, ends): (Vec<Ended>, u64) = {
+    pub(super) fn with_ended(&self, mut seen: Vec<ListedRequest>) -> Vec<ListedRequest> {
+        let (ended, ends): (Vec<EndedRequest>, u64) = {
             let inner = self.inner();
             (inner.ended.iter().chain(&inner.turned_away).cloned().collect(), inner.ends)
         };
         // A request that has ended by now is among the ended ones, or was already displaced there.
         seen.retain(|one| one.entry.was_in_flight(ends));
-        seen.extend(ended.into_iter().map(|Ended { entry, end }| Seen { entry, end: Some(end) }));
+        seen.extend(
+            ended.into_iter().map(|EndedRequest { entry, end }| ListedRequest { entry, end: Some(end) }),
+        );
         seen
     }
 
     /// Returns the positions of matching requests in flight.
-    pub(super) fn places(&self, is_meant: impl Fn(&str, u64) -> bool) -> Vec<Place> {
+    pub(super) fn places(&self, is_meant: impl Fn(&str, u64) -> bool) -> Vec<ShardPlace> {
         let mut places = Vec::new();
         let mut from = 0;
         loop {
@@ -239,7 +245,7 @@ impl RequestShard {
             for (index, live) in portion.iter().enumerate().take(LIST_PORTION) {
                 let entry = live.as_ref().map(|live| &live.entry);
                 if let Some(one) = entry.filter(|one| is_meant(&one.id, one.number)) {
-                    places.push(Place { index: from + index, number: one.number });
+                    places.push(ShardPlace { index: from + index, number: one.number });
                 }
             }
             from += LIST_PORTION;
@@ -255,19 +261,19 @@ impl RequestShard {
 
     /// Cancels a request; `None` if it is no longer in flight. Holds the lock, without which the request
     /// cannot end: a moment later its connection may have another request.
-    pub(super) fn cancel(&self, place: Place) -> Option<Told> {
+    pub(super) fn cancel(&self, place: ShardPlace) -> Option<CancelledRequest> {
         let (now, wall) = (Instant::now(), clock::unix_ms());
         let inner = self.inner();
         let live = inner.live.get(place.index)?.as_ref().filter(|live| live.entry.number == place.number)?;
         // Its state before it is cancelled.
-        let mut request = Seen { entry: live.entry.clone(), end: None }.view(now, wall);
+        let mut request = ListedRequest { entry: live.entry.clone(), end: None }.view(now, wall);
         let again = live.entry.cancel();
         live.conn.cancelling.ask();
         request.cancelled = true;
-        Some(Told { request, again })
+        Some(CancelledRequest { request, again })
     }
 
-    fn end(&self, place: usize, mut end: End) {
+    fn end(&self, place: usize, mut end: RequestEnd) {
         let mut inner = self.inner();
         let Some(LiveRequest { entry, conn }) = inner.live.get_mut(place).and_then(Option::take) else {
             return;
@@ -285,9 +291,9 @@ impl RequestShard {
             Some(_) => (&mut inner.ended, self.sizes.ended),
             None => (&mut inner.turned_away, self.sizes.turned_away),
         };
-        kept.push_back(Ended { entry, end });
+        kept.push_back(EndedRequest { entry, end });
         if kept.len() > most
-            && let Some(Ended { mut entry, .. }) = kept.pop_front()
+            && let Some(EndedRequest { mut entry, .. }) = kept.pop_front()
             && Arc::get_mut(&mut entry).is_some()
             && inner.spare.len() < most
         {
@@ -297,12 +303,12 @@ impl RequestShard {
     }
 }
 
-impl Ticket {
+impl ShardTicket {
     /// Ends the request and removes it from those in flight.
-    pub(crate) fn end(self, record: &Record) {
+    pub(crate) fn end(self, record: &RequestRecord) {
         self.shard.end(
             self.place,
-            End {
+            RequestEnd {
                 status: record.answer_status(),
                 outcome: record.outcome.as_str(),
                 stream: record.stream,

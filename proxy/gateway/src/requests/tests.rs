@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use http::{Method, Version};
 use proptest::prelude::*;
-use warden_policies::{GenerationId, ModelName, Work};
+use warden_policies::{GenerationId, ModelName, WorkDone};
 
 use super::shard::WallClock;
 use super::*;
-use crate::observe::{Outcome, Record};
+use crate::observe::{RequestOutcome, RequestRecord};
 
-const SIZES: Sizes = Sizes { ended: 8, turned_away: 2 };
+const SIZES: ShardSizes = ShardSizes { ended: 8, turned_away: 2 };
 
-fn record(id: &str) -> Record {
-    Record {
+fn record(id: &str) -> RequestRecord {
+    RequestRecord {
         request_id: id.to_owned(),
         peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
         method: Method::POST,
@@ -29,7 +29,7 @@ fn record(id: &str) -> Record {
         generation: None,
         status: 200,
         late_status: None,
-        outcome: Outcome::Ok,
+        outcome: RequestOutcome::Ok,
         stream: false,
         queued: Duration::ZERO,
         first_byte: None,
@@ -38,15 +38,15 @@ fn record(id: &str) -> Record {
         total: Duration::ZERO,
         bytes_in: 0,
         bytes_out: 0,
-        work: Work::default(),
+        work: WorkDone::default(),
         retries: 0,
         continued: false,
         tried: None,
     }
 }
 
-fn begun(record: &Record) -> Begun<'_> {
-    Begun {
+fn begun(record: &RequestRecord) -> RequestStart<'_> {
+    RequestStart {
         request_id: &record.request_id,
         peer: record.peer,
         method: &record.method,
@@ -58,7 +58,12 @@ fn begun(record: &Record) -> Begun<'_> {
 }
 
 /// Begins an admitted request on the shard with this number.
-fn begin(requests: &Requests, shard: usize, id: &str, conn: &Arc<ConnState>) -> (Ticket, Progress) {
+fn begin(
+    requests: &RequestRegistry,
+    shard: usize,
+    id: &str,
+    conn: &Arc<ConnState>,
+) -> (ShardTicket, ProgressHandle) {
     let record = record(id);
     let (ticket, progress) = RequestShard::begin(&requests.0[shard], &begun(&record), conn);
     progress.model(&ModelName::new("m"));
@@ -67,7 +72,7 @@ fn begin(requests: &Requests, shard: usize, id: &str, conn: &Arc<ConnState>) -> 
 
 #[test]
 fn a_request_is_shown_as_far_as_it_has_come() {
-    let requests = Requests::of(1, SIZES);
+    let requests = RequestRegistry::of(1, SIZES);
     let (ticket, progress) = begin(&requests, 0, "a", &ConnState::new());
     let now = || requests.list().remove(0);
     assert_eq!((now().state, now().attempts, now().generation), (RequestState::Receiving, 0, None));
@@ -80,7 +85,7 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     assert_eq!((now().state, now().queued_ms), (RequestState::Sent, 7.0));
     progress.asks(true, None, 7);
     let held = || requests.held()[&ModelName::new("m")];
-    assert_eq!(held(), Holds { requests: 1, tokens: 7 }, "by its length, until somebody counts");
+    assert_eq!(held(), ContextHoldings { requests: 1, tokens: 7 }, "by its length, until somebody counts");
     progress.asks(true, Some(40), 7);
     let sent = now();
     assert_eq!((sent.state, sent.prompt_tokens, sent.stream), (RequestState::Prefill, 40, true));
@@ -101,7 +106,7 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     let mut end = record("a");
     (end.total, end.queued, end.retries) = (Duration::from_millis(60), Duration::from_millis(9), 1);
     (end.generation, end.continued) = (Some(GenerationId(4)), true);
-    end.work = Work { prompt_tokens: 41, output_tokens: 6, ..Work::default() };
+    end.work = WorkDone { prompt_tokens: 41, output_tokens: 6, ..WorkDone::default() };
     ticket.end(&end);
     assert!(requests.held().is_empty());
     let ended = now();
@@ -126,7 +131,7 @@ fn the_names_of_states_are_those_in_json() {
 
 #[test]
 fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
-    let requests = Requests::of(1, SIZES);
+    let requests = RequestRegistry::of(1, SIZES);
     let mut places = HashSet::new();
     for n in 0..1000 {
         let (ticket, progress) = begin(&requests, 0, &n.to_string(), &ConnState::new());
@@ -134,7 +139,7 @@ fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
         assert_eq!(requests.list()[0].output_tokens, 0, "nothing is left of who was there before");
         progress.generated(n);
         drop(progress);
-        ticket.end(&Record { total: Duration::from_nanos(n), ..record("") });
+        ticket.end(&RequestRecord { total: Duration::from_nanos(n), ..record("") });
     }
     assert!(places.len() <= SIZES.ended + 2, "{} for {}", places.len(), SIZES.ended);
     let kept: Vec<String> = requests.list().into_iter().map(|one| one.id).collect();
@@ -144,7 +149,7 @@ fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
 
 #[test]
 fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_not_kept_any_more() {
-    let requests = Requests::of(1, SIZES);
+    let requests = RequestRegistry::of(1, SIZES);
     let shard = &requests.0[0];
     let (first, _) = begin(&requests, 0, "first", &ConnState::new());
     let _stays = begin(&requests, 0, "stays", &ConnState::new());
@@ -169,9 +174,9 @@ fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_no
 
 #[test]
 fn what_is_over_stays_where_it_was_when_the_clock_is_set() {
-    let requests = Requests::of(1, SIZES);
+    let requests = RequestRegistry::of(1, SIZES);
     let (ticket, _) = begin(&requests, 0, "a", &ConnState::new());
-    ticket.end(&Record { total: Duration::from_millis(40), ..record("") });
+    ticket.end(&RequestRecord { total: Duration::from_millis(40), ..record("") });
     let seen = requests.0[0].list().remove(0);
     let (now, wall) = (Instant::now(), clock::unix_ms());
     let first = seen.view(now, wall);
@@ -193,7 +198,7 @@ fn the_clock_on_the_wall_is_looked_at_once_a_second() {
 
 #[test]
 fn those_that_were_turned_away_drive_out_no_other() {
-    let requests = Requests::of(1, SIZES);
+    let requests = RequestRegistry::of(1, SIZES);
     let (ticket, _) = begin(&requests, 0, "let in", &ConnState::new());
     ticket.end(&record(""));
     for n in 0..100 {
@@ -207,12 +212,12 @@ fn those_that_were_turned_away_drive_out_no_other() {
 
 #[test]
 fn in_flight_is_the_oldest_first_and_then_the_last_that_ended() {
-    let requests = Requests::of(3, SIZES);
+    let requests = RequestRegistry::of(3, SIZES);
     let begin = |n: usize| begin(&requests, n % 3, &n.to_string(), &ConnState::new());
     let mut all: Vec<_> = (0..6).map(|n| Some(begin(n))).collect();
     for n in [1, 4] {
         let (ticket, _) = all[n].take().unwrap();
-        ticket.end(&Record { total: Duration::from_millis(n as u64), ..record("") });
+        ticket.end(&RequestRecord { total: Duration::from_millis(n as u64), ..record("") });
     }
     let ids: Vec<String> = requests.list().into_iter().map(|one| one.id).collect();
     assert_eq!(ids, ["0", "2", "3", "5", "4", "1"]);
@@ -223,7 +228,7 @@ proptest! {
     /// Requests begin and end in any order: those in flight are those that began and have not ended.
     #[test]
     fn the_books_say_what_happened(steps in proptest::collection::vec((0..3_usize, 0..8_usize, any::<bool>()), 1..200)) {
-        let requests = Requests::of(3, SIZES);
+        let requests = RequestRegistry::of(3, SIZES);
         let (mut open, mut ended) = (HashMap::new(), Vec::new());
         for (step, (shard, which, begins)) in steps.into_iter().enumerate() {
             let (id, conn) = (step.to_string(), ConnState::new());
@@ -264,7 +269,7 @@ fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
     const AT_LEAST: u64 = 2000;
     // A watcher that starts late must find requests: the threads continue until both watchers saw some.
     const AT_MOST: u64 = 2_000_000;
-    let requests = Requests::of(2, SIZES);
+    let requests = RequestRegistry::of(2, SIZES);
     let over = AtomicBool::new(false);
     let (told, taken) = (Mutex::new(HashSet::new()), Mutex::new(HashSet::new()));
     let (lists, left) = (AtomicUsize::new(0), AtomicUsize::new(THREADS));

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName};
 
-use super::entry::Stage;
-use super::shard::Seen;
+use super::entry::RequestStage;
+use super::shard::ListedRequest;
 
 /// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -148,7 +148,7 @@ fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl Seen {
+impl ListedRequest {
     /// Builds the view at `now`, which is `wall` milliseconds after 1970.
     pub(super) fn view(&self, now: Instant, wall: u64) -> RequestView {
         let Self { entry, end } = self;
@@ -157,13 +157,13 @@ impl Seen {
         let streams = entry.streams();
         let come_to = match stage {
             _ if end.is_some() => RequestState::Ended,
-            Stage::Receives => RequestState::Receiving,
-            Stage::Waits => RequestState::Queued,
-            Stage::Sent if streams && entry.generates => RequestState::Prefill,
-            Stage::Sent => RequestState::Sent,
-            Stage::Answers if streams && entry.generates => RequestState::Generating,
-            Stage::Answers => RequestState::Answering,
-            Stage::Continues => RequestState::Continuing,
+            RequestStage::Receives => RequestState::Receiving,
+            RequestStage::Waits => RequestState::Queued,
+            RequestStage::Sent if streams && entry.generates => RequestState::Prefill,
+            RequestStage::Sent => RequestState::Sent,
+            RequestStage::Answers if streams && entry.generates => RequestState::Generating,
+            RequestStage::Answers => RequestState::Answering,
+            RequestStage::Continues => RequestState::Continuing,
         };
         let (sent, answers) = (entry.sent(), entry.answers());
         let shows = streams && entry.generates;
@@ -200,7 +200,7 @@ impl Seen {
             output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),
             attempts: last.map_or_else(|| entry.attempts(), |end| end.attempts),
             cancelled: entry.is_cancelled(),
-            continued: stage == Stage::Continues || last.is_some_and(|end| end.continued),
+            continued: stage == RequestStage::Continues || last.is_some_and(|end| end.continued),
             status: last.map(|end| end.status),
             outcome: last.map(|end| end.outcome.to_owned()),
         }

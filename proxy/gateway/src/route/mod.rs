@@ -12,18 +12,18 @@ use std::borrow::Cow;
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
 
-use self::table::STREAM;
+use self::table::STREAM_LABEL;
 use crate::protocol::query;
 use crate::refusal::ErrorDialect;
 
-pub(crate) use self::shape::Shape;
+pub(crate) use self::shape::BodyShape;
 
 /// Label of requests to none of llama-server's known routes.
-pub(crate) const UNKNOWN: &str = "other";
+pub(crate) const UNKNOWN_ROUTE: &str = "other";
 
 /// Properties of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
+pub(crate) struct RequestRoute {
     /// Label for logs and metrics: one of a bounded set.
     pub(crate) name: &'static str,
     /// Kind of lease that the request needs.
@@ -38,9 +38,9 @@ pub(crate) struct Route {
     /// Size class of its bodies.
     pub(crate) size: BodySize,
     /// Shape of its JSON bodies for request rules; `None`: the rules do not apply.
-    pub(crate) shape: Option<Shape>,
+    pub(crate) shape: Option<BodyShape>,
     /// Side effect on the server.
-    pub(crate) effect: Effect,
+    pub(crate) effect: RouteEffect,
     /// A request loads its model if that is not loaded. A request that only inspects a process does not
     /// start one.
     pub(crate) loads: bool,
@@ -61,7 +61,7 @@ pub(crate) enum BodySize {
 
 /// Side effect of a request on its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum RouteEffect {
     /// Nothing that the next process would lack.
     None,
     /// Sets something that outlives the request and that the next process does not have. The contents of
@@ -92,11 +92,11 @@ pub(crate) enum LocalRoute {
     Forbidden,
 }
 
-impl Route {
+impl RequestRoute {
     /// Returns whether an event stream that answers a `GET` here is endless. The replay of a generation has
     /// an end.
     pub(crate) fn watches(self) -> bool {
-        self.name != STREAM
+        self.name != STREAM_LABEL
     }
 }
 
@@ -139,10 +139,14 @@ pub(crate) fn known(path: &str) -> Option<&'static str> {
 }
 
 /// Returns the route of a request that is sent to a backend.
-pub(crate) fn route(method: &Method, path: &str) -> Route {
+pub(crate) fn route(method: &Method, path: &str) -> RequestRoute {
     let route = table::route(method, &plain(path));
     // A CORS preflight.
-    if *method == Method::OPTIONS { Route { loads: false, kind: LeaseKind::Read, ..route } } else { route }
+    if *method == Method::OPTIONS {
+        RequestRoute { loads: false, kind: LeaseKind::Read, ..route }
+    } else {
+        route
+    }
 }
 
 /// Returns whether a backend may get requests of this method. After an unknown method, llama-server reads
@@ -240,12 +244,12 @@ mod tests {
     #[test]
     fn what_a_request_does_to_its_server_is_known_by_its_route() {
         for (method, path, effect) in [
-            (Method::POST, "/props", Effect::Sets),
-            (Method::GET, "/props", Effect::None),
-            (Method::POST, "/lora-adapters", Effect::Sets),
-            (Method::POST, "/slots/0", Effect::Pauses),
-            (Method::GET, "/slots", Effect::None),
-            (Method::POST, "/completion", Effect::None),
+            (Method::POST, "/props", RouteEffect::Sets),
+            (Method::GET, "/props", RouteEffect::None),
+            (Method::POST, "/lora-adapters", RouteEffect::Sets),
+            (Method::POST, "/slots/0", RouteEffect::Pauses),
+            (Method::GET, "/slots", RouteEffect::None),
+            (Method::POST, "/completion", RouteEffect::None),
         ] {
             assert_eq!(route(&method, path).effect, effect, "{method} {path}");
         }

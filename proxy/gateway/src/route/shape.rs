@@ -2,7 +2,7 @@
 
 /// Shape of a request body for request rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum BodyShape {
     /// `messages`; generates.
     Chat,
     /// `prompt`, in llama-server's own dialect; generates.
@@ -13,15 +13,15 @@ pub(crate) enum Shape {
     Responses,
     /// `system` and `messages`; generates.
     Messages,
-    /// Like [`Self::Chat`], without generating.
+    /// Like [`Self::ChatAssembly`], without generating.
     ChatCount,
-    /// Like [`Self::Responses`], without generating.
+    /// Like [`Self::ResponsesAssembly`], without generating.
     ResponsesCount,
     /// Like [`Self::Messages`], without generating.
     MessagesCount,
 }
 
-impl Shape {
+impl BodyShape {
     /// Returns whether the route generates text.
     pub(crate) fn generates(self) -> bool {
         matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)

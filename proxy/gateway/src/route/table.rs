@@ -5,18 +5,18 @@
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
 
-use super::{BodySize, Effect, LocalRoute, Route, Shape, UNKNOWN};
+use super::{BodyShape, BodySize, LocalRoute, RequestRoute, RouteEffect, UNKNOWN_ROUTE};
 use crate::refusal::ErrorDialect;
 
 /// Label of streams of generations that continue without a client.
-pub(super) const STREAM: &str = "stream";
+pub(super) const STREAM_LABEL: &str = "stream";
 
 /// A path and its routes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct RouteRow {
     pub(super) path: &'static str,
     /// Route of a `POST`; if it needs no slot, other methods have the same.
-    post: Route,
+    post: RequestRoute,
     /// The gateway's own answer to a `GET`.
     local: Option<LocalGet>,
     loads: LoadingMethods,
@@ -40,31 +40,31 @@ enum LocalGet {
 }
 
 /// Route of a path that is none of llama-server's known ones.
-const UNKNOWN_PATH: Route = Route {
-    name: UNKNOWN,
+const UNKNOWN_PATH: RequestRoute = RequestRoute {
+    name: UNKNOWN_ROUTE,
     kind: LeaseKind::Aux,
     generates: false,
     computes: false,
     dialect: ErrorDialect::OpenAi,
     size: BodySize::Prompt,
     shape: None,
-    effect: Effect::None,
+    effect: RouteEffect::None,
     loads: true,
 };
 
 /// All known paths, the most frequent first.
-pub(super) static ROWS: [Row; 46] = [
-    generating("/v1/chat/completions", "chat", Shape::Chat),
-    generating("/chat/completions", "chat", Shape::Chat),
+pub(super) static ROWS: [RouteRow; 46] = [
+    generating("/v1/chat/completions", "chat", BodyShape::Chat),
+    generating("/chat/completions", "chat", BodyShape::Chat),
     // In older builds: the same under Ollama's name.
-    generating("/api/chat", "chat", Shape::Chat),
-    generating("/v1/completions", "completions", Shape::Completion),
-    generating("/completions", "completions", Shape::Native),
-    generating("/completion", "completions", Shape::Native),
-    generating("/v1/responses", "responses", Shape::Responses).spelled(ErrorDialect::Responses),
-    generating("/responses", "responses", Shape::Responses).spelled(ErrorDialect::Responses),
-    generating("/v1/messages", "messages", Shape::Messages).spelled(ErrorDialect::Anthropic),
-    generating("/infill", "infill", Shape::Native),
+    generating("/api/chat", "chat", BodyShape::Chat),
+    generating("/v1/completions", "completions", BodyShape::Completion),
+    generating("/completions", "completions", BodyShape::Native),
+    generating("/completion", "completions", BodyShape::Native),
+    generating("/v1/responses", "responses", BodyShape::Responses).spelled(ErrorDialect::Responses),
+    generating("/responses", "responses", BodyShape::Responses).spelled(ErrorDialect::Responses),
+    generating("/v1/messages", "messages", BodyShape::Messages).spelled(ErrorDialect::Anthropic),
+    generating("/infill", "infill", BodyShape::Native),
     // Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, but
     // only its form shows that; its head proves nothing.
     evaluating("/v1/audio/transcriptions", "audio", BodySize::Audio),
@@ -78,24 +78,26 @@ pub(super) static ROWS: [Row; 46] = [
     evaluating("/reranking", "rerank", BodySize::Text),
     evaluating("/predict", "predict", BodySize::Prompt),
     // Requests that need no slot.
-    counting("/v1/chat/completions/input_tokens", "input_tokens", Shape::ChatCount),
-    counting("/chat/completions/input_tokens", "input_tokens", Shape::ChatCount),
-    counting("/v1/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
-    counting("/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
-    counting("/v1/messages/count_tokens", "count_tokens", Shape::MessagesCount)
+    counting("/v1/chat/completions/input_tokens", "input_tokens", BodyShape::ChatCount),
+    counting("/chat/completions/input_tokens", "input_tokens", BodyShape::ChatCount),
+    counting("/v1/responses/input_tokens", "input_tokens", BodyShape::ResponsesCount),
+    counting("/responses/input_tokens", "input_tokens", BodyShape::ResponsesCount),
+    counting("/v1/messages/count_tokens", "count_tokens", BodyShape::MessagesCount)
         .spelled(ErrorDialect::Anthropic),
-    counting("/apply-template", "apply_template", Shape::ChatCount),
+    counting("/apply-template", "apply_template", BodyShape::ChatCount),
     slotless("/v1/chat/completions/control", "control", BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/tokenize", "tokenize", BodySize::Text).computing(),
     slotless("/detokenize", "detokenize", BodySize::Text).computing(),
-    slotless("/props", "props", BodySize::Control).doing(Effect::Sets).with_loads(LoadingMethods::Post),
+    slotless("/props", "props", BodySize::Control).doing(RouteEffect::Sets).with_loads(LoadingMethods::Post),
     slotless("/metrics", "metrics", BodySize::Control).with_loads(LoadingMethods::None),
-    slotless("/slots", "slots", BodySize::Control).doing(Effect::Pauses).with_loads(LoadingMethods::Post),
-    slotless("/lora-adapters", "lora_adapters", BodySize::Control)
-        .doing(Effect::Sets)
+    slotless("/slots", "slots", BodySize::Control)
+        .doing(RouteEffect::Pauses)
         .with_loads(LoadingMethods::Post),
-    slotless("/v1/stream", STREAM, BodySize::Control).with_loads(LoadingMethods::None),
-    slotless("/v1/streams/lookup", STREAM, BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/lora-adapters", "lora_adapters", BodySize::Control)
+        .doing(RouteEffect::Sets)
+        .with_loads(LoadingMethods::Post),
+    slotless("/v1/stream", STREAM_LABEL, BodySize::Control).with_loads(LoadingMethods::None),
+    slotless("/v1/streams/lookup", STREAM_LABEL, BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/tools", "tools", BodySize::Text).with_loads(LoadingMethods::Post),
     slotless("/cors-proxy", "cors_proxy", BodySize::Text),
     slotless("/models", "router", BodySize::Control)
@@ -106,25 +108,25 @@ pub(super) static ROWS: [Row; 46] = [
     slotless("/models/sse", "router", BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/", "ui", BodySize::Control),
     // The gateway's own routes.
-    slotless("/health", UNKNOWN, BodySize::Prompt)
+    slotless("/health", UNKNOWN_ROUTE, BodySize::Prompt)
         .with_local(LocalGet::Health)
         .with_loads(LoadingMethods::None),
-    slotless("/v1/health", UNKNOWN, BodySize::Prompt)
+    slotless("/v1/health", UNKNOWN_ROUTE, BodySize::Prompt)
         .with_local(LocalGet::Health)
         .with_loads(LoadingMethods::None),
-    slotless("/v1/models", UNKNOWN, BodySize::Prompt)
+    slotless("/v1/models", UNKNOWN_ROUTE, BodySize::Prompt)
         .with_local(LocalGet::Models)
         .with_loads(LoadingMethods::None),
-    slotless("/running", UNKNOWN, BodySize::Prompt)
+    slotless("/running", UNKNOWN_ROUTE, BodySize::Prompt)
         .with_local(LocalGet::Running)
         .with_loads(LoadingMethods::None),
 ];
 
 /// Generates text, possibly as a stream.
-const fn generating(path: &'static str, name: &'static str, shape: Shape) -> Row {
+const fn generating(path: &'static str, name: &'static str, shape: BodyShape) -> RouteRow {
     row(
         path,
-        Route {
+        RequestRoute {
             name,
             kind: LeaseKind::Slot,
             generates: true,
@@ -136,35 +138,35 @@ const fn generating(path: &'static str, name: &'static str, shape: Shape) -> Row
 }
 
 /// Occupies a slot, or the model, and answers at once.
-const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> Row {
-    row(path, Route { name, kind: LeaseKind::Slot, computes: true, size, ..UNKNOWN_PATH })
+const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> RouteRow {
+    row(path, RequestRoute { name, kind: LeaseKind::Slot, computes: true, size, ..UNKNOWN_PATH })
 }
 
 /// Counts the prompt of a route of this shape, without a slot.
-const fn counting(path: &'static str, name: &'static str, shape: Shape) -> Row {
-    row(path, Route { name, computes: true, shape: Some(shape), ..UNKNOWN_PATH })
+const fn counting(path: &'static str, name: &'static str, shape: BodyShape) -> RouteRow {
+    row(path, RequestRoute { name, computes: true, shape: Some(shape), ..UNKNOWN_PATH })
 }
 
 /// Is answered without a slot.
-const fn slotless(path: &'static str, name: &'static str, size: BodySize) -> Row {
-    row(path, Route { name, size, ..UNKNOWN_PATH })
+const fn slotless(path: &'static str, name: &'static str, size: BodySize) -> RouteRow {
+    row(path, RequestRoute { name, size, ..UNKNOWN_PATH })
 }
 
-const fn row(path: &'static str, post: Route) -> Row {
-    Row { path, post, local: None, loads: LoadingMethods::All }
+const fn row(path: &'static str, post: RequestRoute) -> RouteRow {
+    RouteRow { path, post, local: None, loads: LoadingMethods::All }
 }
 
-impl Row {
+impl RouteRow {
     const fn spelled(self, dialect: ErrorDialect) -> Self {
-        Self { post: Route { dialect, ..self.post }, ..self }
+        Self { post: RequestRoute { dialect, ..self.post }, ..self }
     }
 
-    const fn doing(self, effect: Effect) -> Self {
-        Self { post: Route { effect, ..self.post }, ..self }
+    const fn doing(self, effect: RouteEffect) -> Self {
+        Self { post: RequestRoute { effect, ..self.post }, ..self }
     }
 
     const fn computing(self) -> Self {
-        Self { post: Route { computes: true, ..self.post }, ..self }
+        Self { post: RequestRoute { computes: true, ..self.post }, ..self }
     }
 
     const fn with_local(self, local: LocalGet) -> Self {
@@ -182,20 +184,20 @@ impl Row {
 }
 
 /// Returns the route of a request to this decoded path.
-pub(super) fn route(method: &Method, path: &str) -> Route {
+pub(super) fn route(method: &Method, path: &str) -> RequestRoute {
     let is_post = *method == Method::POST;
-    let Some(Row { post, loads, .. }) = Row::of(path) else {
+    let Some(RouteRow { post, loads, .. }) = RouteRow::of(path) else {
         let is_anthropic = path.starts_with("/v1/messages/");
-        return Route {
+        return RequestRoute {
             dialect: if is_anthropic { ErrorDialect::Anthropic } else { UNKNOWN_PATH.dialect },
             ..UNKNOWN_PATH
         };
     };
     let route = match post.kind {
         _ if is_post => *post,
-        LeaseKind::Slot => Route { dialect: post.dialect, ..UNKNOWN_PATH },
+        LeaseKind::Slot => RequestRoute { dialect: post.dialect, ..UNKNOWN_PATH },
         LeaseKind::Aux | LeaseKind::Read | LeaseKind::Watch => {
-            Route { computes: false, shape: None, effect: Effect::None, ..*post }
+            RequestRoute { computes: false, shape: None, effect: RouteEffect::None, ..*post }
         }
     };
     let loads = match loads {
@@ -204,12 +206,12 @@ pub(super) fn route(method: &Method, path: &str) -> Route {
         LoadingMethods::None => false,
     };
     let reads = !loads && matches!(*method, Method::GET | Method::HEAD);
-    Route { loads, kind: if reads { LeaseKind::Read } else { route.kind }, ..route }
+    RequestRoute { loads, kind: if reads { LeaseKind::Read } else { route.kind }, ..route }
 }
 
 /// Returns the gateway's own route for a `GET` to this decoded path.
 pub(super) fn local(path: &str) -> Option<LocalRoute> {
-    match Row::of(path).and_then(|row| row.local) {
+    match RouteRow::of(path).and_then(|row| row.local) {
         Some(LocalGet::Health) => Some(LocalRoute::Health),
         Some(LocalGet::Models) => Some(LocalRoute::Models),
         Some(LocalGet::Running) => Some(LocalRoute::Running),

@@ -13,7 +13,7 @@ use http::uri::{InvalidUri, PathAndQuery};
 use warden_supervisor::FleetView;
 
 use crate::protocol::query;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 /// Beginning of paths that name their model.
 const UPSTREAM_PREFIX: &str = "/upstream/";
@@ -52,7 +52,7 @@ pub(crate) fn upstream<'a>(
     fleet: &'a FleetView,
     more: &(impl Iterator<Item = &'a str> + Clone),
     any_name: bool,
-) -> Result<ModelPath, Refusal> {
+) -> Result<ModelPath, RequestRefusal> {
     let raw = uri.path().strip_prefix(UPSTREAM_PREFIX).unwrap_or_default();
     let names = || {
         let models = fleet.models.iter().flat_map(|model| model.names());
@@ -74,7 +74,7 @@ pub(crate) fn upstream<'a>(
     };
     let Some((name, end)) = found.or_else(first) else {
         let known = fleet.models.iter().map(|model| model.name.to_string()).collect();
-        return Err(Refusal::Upstream { known });
+        return Err(RequestRefusal::Upstream { known });
     };
     let rest = &raw[end..];
     let target = match (rest, uri.query()) {
@@ -83,7 +83,7 @@ pub(crate) fn upstream<'a>(
         (rest, None) => rest.to_owned(),
         (rest, Some(query)) => format!("{rest}?{query}"),
     };
-    let target = PathAndQuery::try_from(target).map_err(|_| Refusal::Host)?;
+    let target = PathAndQuery::try_from(target).map_err(|_| RequestRefusal::Host)?;
     Ok(ModelPath { name, target, is_bare: rest.is_empty() })
 }
 

@@ -11,31 +11,31 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::request::Parts;
 use warden_policies::ModelName;
 
-use super::{ModelRules, Plan};
+use super::{ModelRules, RulePlan};
 use crate::body::intake::BodyIntake;
 use crate::body::json_index::JsonIndex;
-use crate::refusal::{Refusal, Unreadable};
-use crate::route::{Shape, target};
+use crate::refusal::{RequestRefusal, UnreadableBody};
+use crate::route::{BodyShape, target};
 
 /// Applies the model's rules to a request, on a route of this shape.
 pub(crate) async fn apply(
     model: &ModelName,
     rules: &ModelRules,
-    shape: Option<Shape>,
+    shape: Option<BodyShape>,
     parts: &mut Parts,
     intake: &mut BodyIntake,
-) -> Result<(), Refusal> {
+) -> Result<(), RequestRefusal> {
     if let Some(name) = &rules.upstream_model
         && let Some(target) = parts.uri.path_and_query().and_then(|target| target::with_model(target, name))
     {
         parts.uri = target.into();
     }
-    let Some(plan) = Plan::new(rules, shape) else { return Ok(()) };
-    let unreadable = |why| Refusal::Unreadable { model: model.clone(), why };
+    let Some(plan) = RulePlan::new(rules, shape) else { return Ok(()) };
+    let unreadable = |why| RequestRefusal::Unreadable { model: model.clone(), why };
     if is_multipart(&parts.headers) {
         // llama-server may read a body as a form that we do not recognise as one.
         if plan.is_strict() || !intake.is_form() {
-            return Err(unreadable(Unreadable::NotObject));
+            return Err(unreadable(UnreadableBody::NotObject));
         }
         return rename(rules, intake);
     }
@@ -43,11 +43,11 @@ pub(crate) async fn apply(
         return rename(rules, intake);
     }
     if !intake.take_all().await? {
-        return Err(Refusal::Busy);
+        return Err(RequestRefusal::Busy);
     }
     match JsonIndex::of(intake.pieces(), plan.wanted()) {
         Ok(index) => intake.edit(plan.edits(&index, rand::random())),
-        Err(why) if plan.is_strict() || why == Unreadable::Repeats => Err(unreadable(why)),
+        Err(why) if plan.is_strict() || why == UnreadableBody::Repeats => Err(unreadable(why)),
         Err(_) => Ok(()),
     }
 }
@@ -64,6 +64,6 @@ fn is_multipart(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_TYPE).iter().any(begins)
 }
 
-fn rename(rules: &ModelRules, intake: &mut BodyIntake) -> Result<(), Refusal> {
+fn rename(rules: &ModelRules, intake: &mut BodyIntake) -> Result<(), RequestRefusal> {
     rules.upstream_model.as_ref().map_or(Ok(()), |name| intake.rename(name))
 }

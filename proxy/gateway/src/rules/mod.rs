@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use warden_policies::modes::{OnDeath, WhileLoading};
 
 pub(crate) use apply::apply;
-pub use names::Name;
-use plan::Plan;
+pub use names::VirtualName;
+use plan::RulePlan;
 
 /// Rules of one model. [`Default`] changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,12 +33,12 @@ pub struct ModelRules {
     /// Time limit of an answer; `None`: the general one.
     pub timeout: Option<Duration>,
     /// Its description in lists of models.
-    pub listing: Listing,
+    pub listing: ListingRules,
 }
 
 /// A model's description in lists, beyond its process's own. [`Default`] adds nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Listing {
+pub struct ListingRules {
     /// Lists omit the model; requests for it are still served.
     pub hidden: bool,
     /// Additional members of its entry. A table is merged into an existing one; values that a process
@@ -46,7 +46,7 @@ pub struct Listing {
     pub fields: Map<String, Value>,
 }
 
-impl Listing {
+impl ListingRules {
     /// Adds the fields to an entry of `/v1/models`.
     pub(crate) fn describe(&self, entry: &mut Value) {
         for (name, value) in &self.fields {

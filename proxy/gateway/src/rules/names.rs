@@ -11,14 +11,14 @@ use super::ModelRules;
 
 /// Meaning of such a name.
 #[derive(Clone, Debug)]
-pub struct Name {
+pub struct VirtualName {
     /// Models, the best first, each with its rules under this name. At least one.
     pub models: Vec<(ModelName, Arc<ModelRules>)>,
     /// Method of choosing one of them.
     pub choose: ChooseMode,
 }
 
-impl Name {
+impl VirtualName {
     /// Chooses the model for a request, among the models that its client may use; `None` if there is none.
     pub(crate) fn choose(
         &self,
@@ -67,7 +67,7 @@ mod tests {
         use ModelState::{Failed, Loaded, Loading, Unloaded};
         let models = ["a", "b", "c"].map(|name| (ModelName::new(name), Arc::default()));
         let chosen = |choose, states: [(ModelState, bool); 3], allowed: &str, room: &str| {
-            let name = Name { models: models.to_vec(), choose };
+            let name = VirtualName { models: models.to_vec(), choose };
             let is_in = |of: &str, model: &ModelName| of.contains(model.as_str());
             let refuses = |model: &ModelName| states[usize::from(model.as_str().as_bytes()[0] - b'a')].1;
             let (may_use, has_room) = (|model: &_| is_in(allowed, model), |model: &_| is_in(room, model));

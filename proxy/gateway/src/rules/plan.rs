@@ -13,9 +13,9 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::{ModelRules, RequestRules, SystemMode, SystemPrompt};
-use crate::body::json_index::{Content, JsonIndex, Kind, List, Member, Place};
-use crate::body::splice::{Edit, removals};
-use crate::route::Shape;
+use crate::body::json_index::{ContentKind, JsonIndex, JsonKind, JsonList, JsonMember, JsonPlace};
+use crate::body::splice::{ByteEdit, removals};
+use crate::route::BodyShape;
 
 /// All names of the token limit.
 const LIMIT_NAMES: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
@@ -25,15 +25,15 @@ const SEED_MEMBER: &str = "seed";
 const ANTHROPIC_DEFAULT_TOKENS: u64 = 4096;
 
 /// Rules to apply to a body, and the members to look for.
-pub(crate) struct Plan<'r> {
+pub(crate) struct RulePlan<'r> {
     rules: &'r ModelRules,
-    request: Option<(&'r RequestRules, Shape)>,
+    request: Option<(&'r RequestRules, BodyShape)>,
     wanted: Vec<&'r str>,
 }
 
-impl<'r> Plan<'r> {
+impl<'r> RulePlan<'r> {
     /// Creates the plan of these rules for a route; `None` if there is nothing to do.
-    pub(crate) fn new(rules: &'r ModelRules, shape: Option<Shape>) -> Option<Self> {
+    pub(crate) fn new(rules: &'r ModelRules, shape: Option<BodyShape>) -> Option<Self> {
         let request = shape.filter(|_| !rules.request.is_empty()).map(|shape| (&rules.request, shape));
         let mut wanted = Vec::new();
         if let Some((request, shape)) = request {
@@ -69,7 +69,7 @@ impl<'r> Plan<'r> {
     }
 
     /// Returns the edits; `draw` is a random number for this request.
-    pub(crate) fn edits(&self, index: &JsonIndex, draw: u32) -> Vec<Edit> {
+    pub(crate) fn edits(&self, index: &JsonIndex, draw: u32) -> Vec<ByteEdit> {
         let mut draft =
             EditDraft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
         if let Some((request, shape)) = self.request {
@@ -89,21 +89,21 @@ impl<'r> Plan<'r> {
 }
 
 struct EditDraft<'a> {
-    plan: &'a Plan<'a>,
+    plan: &'a RulePlan<'a>,
     index: &'a JsonIndex,
-    edits: Vec<Edit>,
+    edits: Vec<ByteEdit>,
     inserts: Vec<(String, String)>,
-    gone: Vec<&'a Place>,
+    gone: Vec<&'a JsonPlace>,
 }
 
 impl<'a> EditDraft<'a> {
-    fn named(&self, name: &str) -> Vec<&'a Member> {
+    fn named(&self, name: &str) -> Vec<&'a JsonMember> {
         let index = self.plan.wanted.iter().position(|wanted| *wanted == name);
         index.map(|index| self.index.named(index).collect()).unwrap_or_default()
     }
 
     fn replace(&mut self, range: Range<u64>, text: impl Into<String>) {
-        self.edits.push(Edit { range, text: text.into() });
+        self.edits.push(ByteEdit { range, text: text.into() });
     }
 
     fn set(&mut self, name: &str, value: &Value) {
@@ -116,7 +116,7 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    fn parameters(&mut self, request: &RequestRules, shape: Shape) {
+    fn parameters(&mut self, request: &RequestRules, shape: BodyShape) {
         for (name, value) in &request.set {
             self.set(name, value);
         }
@@ -143,7 +143,7 @@ impl<'a> EditDraft<'a> {
         let told =
             |name: &str| is_set(name) || defaulted(name) || (!strips(name) && !self.named(name).is_empty());
         let unsaid = !shape.bounds().iter().any(|name| told(name));
-        if unsaid && !(shape == Shape::Messages && most >= ANTHROPIC_DEFAULT_TOKENS) {
+        if unsaid && !(shape == BodyShape::Messages && most >= ANTHROPIC_DEFAULT_TOKENS) {
             self.inserts.push((shape.bounds()[0].to_owned(), most.to_string()));
         }
     }
@@ -159,7 +159,7 @@ impl<'a> EditDraft<'a> {
         let strips = request.strip.iter().any(|name| name == SEED_MEMBER);
         match self.named(SEED_MEMBER).last() {
             Some(last) if !strips => {
-                if last.kind == Kind::Word("null".to_owned()) {
+                if last.kind == JsonKind::Word("null".to_owned()) {
                     self.replace(last.value.clone(), seed.to_string());
                 }
             }
@@ -167,14 +167,14 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    fn system(&mut self, prompt: &SystemPrompt, shape: Shape) {
+    fn system(&mut self, prompt: &SystemPrompt, shape: BodyShape) {
         let (list, member) = shape.prompts();
         let Some(list) = list else { return };
         let lists = self.named(list);
         let in_list =
             lists.last().is_some_and(|last| system(last).is_some_and(|list| !list.system.is_empty()));
         let members = member.map(|member| self.named(member)).unwrap_or_default();
-        let in_member = members.last().is_some_and(|last| last.kind != Kind::Word("null".to_owned()));
+        let in_member = members.last().is_some_and(|last| last.kind != JsonKind::Word("null".to_owned()));
         if prompt.mode == SystemMode::Missing && (in_list || in_member) {
             return;
         }
@@ -196,9 +196,9 @@ impl<'a> EditDraft<'a> {
                 for member in members {
                     let start = member.value.start;
                     match &member.kind {
-                        Kind::Text => self.prepend_to_text(start, &prompt.text),
-                        Kind::List(list) => self.prepend_to_parts(start, list.count == 0, &prompt.text),
-                        Kind::Word(_) | Kind::Object => {
+                        JsonKind::Text => self.prepend_to_text(start, &prompt.text),
+                        JsonKind::List(list) => self.prepend_to_parts(start, list.count == 0, &prompt.text),
+                        JsonKind::Word(_) | JsonKind::Object => {
                             self.replace(member.value.clone(), json!(prompt.text).to_string());
                         }
                     }
@@ -208,23 +208,23 @@ impl<'a> EditDraft<'a> {
     }
 
     /// Removes the system messages from a list.
-    fn without(&mut self, list: &List) {
-        let places: Vec<&Place> = list.system.iter().map(|message| &message.place).collect();
+    fn without(&mut self, list: &JsonList) {
+        let places: Vec<&JsonPlace> = list.system.iter().map(|message| &message.place).collect();
         for range in removals(&places, list.count) {
             self.replace(range, "");
         }
     }
 
     /// Inserts the prompt into a list of messages.
-    fn insert_prompt(&mut self, member: &Member, prompt: &SystemPrompt) {
+    fn insert_prompt(&mut self, member: &JsonMember, prompt: &SystemPrompt) {
         let Some(list) = system(member) else { return };
         let first = list.system.first().filter(|_| prompt.mode == SystemMode::Prepend);
         match first.and_then(|message| message.content) {
-            Some((at, Content::Text)) => return self.prepend_to_text(at, &prompt.text),
-            Some((at, Content::List { is_empty })) => {
+            Some((at, ContentKind::Text)) => return self.prepend_to_text(at, &prompt.text),
+            Some((at, ContentKind::List { is_empty })) => {
                 return self.prepend_to_parts(at, is_empty, &prompt.text);
             }
-            Some((_, Content::Other)) | None => {}
+            Some((_, ContentKind::Other)) | None => {}
         }
         let mut left = list.count as usize;
         if prompt.mode == SystemMode::Replace {
@@ -248,11 +248,11 @@ impl<'a> EditDraft<'a> {
         self.replace(bracket + 1..bracket + 1, format!("{part}{comma}"));
     }
 
-    fn finish(mut self) -> Vec<Edit> {
+    fn finish(mut self) -> Vec<ByteEdit> {
         self.gone.sort_by_key(|place| place.index);
         self.gone.dedup();
         for range in removals(&self.gone, self.index.count) {
-            self.edits.push(Edit { range, text: String::new() });
+            self.edits.push(ByteEdit { range, text: String::new() });
         }
         let mut comma = (self.index.count as usize) > self.gone.len();
         let mut text = String::new();
@@ -263,15 +263,15 @@ impl<'a> EditDraft<'a> {
             text.extend([json!(name).to_string().as_str(), ":", value]);
         }
         if !text.is_empty() {
-            self.edits.push(Edit { range: self.index.close..self.index.close, text });
+            self.edits.push(ByteEdit { range: self.index.close..self.index.close, text });
         }
         self.edits
     }
 }
 
-fn system(member: &Member) -> Option<&List> {
+fn system(member: &JsonMember) -> Option<&JsonList> {
     match &member.kind {
-        Kind::List(list) => Some(list),
+        JsonKind::List(list) => Some(list),
         _ => None,
     }
 }
@@ -279,8 +279,8 @@ fn system(member: &Member) -> Option<&List> {
 /// Returns whether a value limits the generated tokens to `most`. llama-server ignores anything but a
 /// number, and then uses its own default, which is unlimited.
 #[expect(clippy::cast_precision_loss, reason = "no context has more tokens than a float can count")]
-fn is_within_limit(kind: &Kind, most: u64) -> bool {
-    let Kind::Word(word) = kind else { return false };
+fn is_within_limit(kind: &JsonKind, most: u64) -> bool {
+    let JsonKind::Word(word) = kind else { return false };
     word.parse::<f64>().is_ok_and(|number| (0.0..=most as f64).contains(&number))
 }
 

@@ -27,7 +27,7 @@ fn expected(body: &Value, rules: &RequestRules) -> Value {
         fields.insert(name.clone(), value.clone());
     }
     if let Some(most) = rules.max_tokens
-        && !Shape::Chat.bounds().iter().any(|name| fields.contains_key(*name))
+        && !BodyShape::Chat.bounds().iter().any(|name| fields.contains_key(*name))
     {
         fields.insert("max_tokens".to_owned(), json!(most));
     }
@@ -154,7 +154,7 @@ proptest! {
     fn it_agrees_with_a_full_parser(body in body(), rules in rules(), size in 1..40_usize) {
         let before: Value = serde_json::from_str(&body).unwrap();
         let rules = request(rules);
-        let out = ruled_in(&body, size, &rules, Shape::Chat).unwrap();
+        let out = ruled_in(&body, size, &rules, BodyShape::Chat).unwrap();
         let after: Value = serde_json::from_str(&out).map_err(|e| TestCaseError::fail(format!("{e}: {out}")))?;
         prop_assert_eq!(&after, &expected(&before, &rules.request), "{} -> {}", body, out);
     }
@@ -162,7 +162,7 @@ proptest! {
     #[test]
     fn no_bytes_make_it_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200), rules in rules()) {
         let rules = request(rules);
-        if let Some(plan) = Plan::new(&rules, Some(Shape::Chat)) {
+        if let Some(plan) = RulePlan::new(&rules, Some(BodyShape::Chat)) {
             let pieces: Vec<Bytes> = bytes.chunks(7).map(Bytes::copy_from_slice).collect();
             if let Ok(index) = JsonIndex::of(&pieces, plan.wanted()) {
                 splice::apply(pieces.into(), plan.edits(&index, 7));
@@ -173,6 +173,6 @@ proptest! {
     #[test]
     fn nothing_like_json_makes_it_fail(text in r#"(\{|\}|\[|\]|"a"|"role"|"messages"|"system"|:|,|1| ){0,30}"#, rules in rules()) {
         let rules = request(rules);
-        let _whatever = ruled_in(&format!("{{{text}"), 5, &rules, Shape::Chat);
+        let _whatever = ruled_in(&format!("{{{text}"), 5, &rules, BodyShape::Chat);
     }
 }

@@ -4,20 +4,20 @@ use bytes::Bytes;
 
 use super::*;
 use crate::body::splice;
-use crate::refusal::Unreadable;
+use crate::refusal::UnreadableBody;
 
 #[path = "plan_property_tests.rs"]
 mod properties;
 
-fn ruled_in(text: &str, size: usize, rules: &ModelRules, shape: Shape) -> Result<String, Unreadable> {
+fn ruled_in(text: &str, size: usize, rules: &ModelRules, shape: BodyShape) -> Result<String, UnreadableBody> {
     let pieces: Vec<Bytes> = text.as_bytes().chunks(size.max(1)).map(Bytes::copy_from_slice).collect();
-    let Some(plan) = Plan::new(rules, Some(shape)) else { return Ok(text.to_owned()) };
+    let Some(plan) = RulePlan::new(rules, Some(shape)) else { return Ok(text.to_owned()) };
     let index = JsonIndex::of(&pieces, plan.wanted())?;
     let out = splice::apply(pieces.into(), plan.edits(&index, 7));
     Ok(String::from_utf8(out.iter().flat_map(|piece| piece.to_vec()).collect()).unwrap())
 }
 
-fn ruled(text: &str, rules: &ModelRules, shape: Shape) -> String {
+fn ruled(text: &str, rules: &ModelRules, shape: BodyShape) -> String {
     let whole = ruled_in(text, usize::MAX, rules, shape).unwrap();
     for size in 1..=text.len() {
         assert_eq!(ruled_in(text, size, rules, shape).unwrap(), whole, "pieces of {size}");
@@ -69,44 +69,44 @@ fn only_what_a_rule_names_changes_and_everything_else_stays_as_it_is_spelled() {
         ),
         ("\u{feff}{\"x\":1,\"top_k\":2,\"seed\":3}", "\u{feff}{\"x\":1,\"top_k\":2,\"seed\":7}"),
     ] {
-        assert_eq!(ruled(body, &rules, Shape::Chat), expected);
+        assert_eq!(ruled(body, &rules, BodyShape::Chat), expected);
     }
 }
 
 #[test]
 fn a_bound_on_tokens_holds_whatever_the_client_says() {
     for (shape, body, expected) in [
-        (Shape::Chat, r#"{"max_tokens":50}"#, r#"{"max_tokens":50}"#),
-        (Shape::Chat, r#"{"max_tokens":5e1}"#, r#"{"max_tokens":5e1}"#),
-        (Shape::Chat, r#"{"max_tokens":101}"#, r#"{"max_tokens":100}"#),
-        (Shape::Chat, r#"{"max_tokens":-1,"x":2}"#, r#"{"max_tokens":100,"x":2}"#),
-        (Shape::Chat, r#"{"max_tokens":null}"#, r#"{"max_tokens":100}"#),
-        (Shape::Chat, r#"{"max_tokens":"9"}"#, r#"{"max_tokens":100}"#),
-        (Shape::Chat, r#"{"max_tokens":[1]}"#, r#"{"max_tokens":100}"#),
-        (Shape::Chat, r#"{"max_tokens":5,"n_predict":-1}"#, r#"{"max_tokens":5,"n_predict":100}"#),
-        (Shape::Chat, r#"{"max_tokens":5,"max_tokens":500}"#, r#"{"max_tokens":5,"max_tokens":100}"#),
-        (Shape::Chat, r#"{"max_completion_tokens":1e9}"#, r#"{"max_completion_tokens":100}"#),
-        (Shape::Chat, "{}", r#"{"max_tokens":100}"#),
-        (Shape::Chat, r#"{"max_output_tokens":5}"#, r#"{"max_output_tokens":5,"max_tokens":100}"#),
-        (Shape::Native, "{}", r#"{"n_predict":100}"#),
-        (Shape::Native, r#"{"max_tokens":7}"#, r#"{"max_tokens":7}"#),
-        (Shape::Completion, "{}", r#"{"max_tokens":100}"#),
-        (Shape::Responses, "{}", r#"{"max_output_tokens":100}"#),
-        (Shape::Responses, r#"{"max_output_tokens":500}"#, r#"{"max_output_tokens":100}"#),
-        (Shape::Messages, r#"{"n_predict":5}"#, r#"{"n_predict":5,"max_tokens":100}"#),
-        (Shape::ChatCount, "{}", "{}"),
+        (BodyShape::Chat, r#"{"max_tokens":50}"#, r#"{"max_tokens":50}"#),
+        (BodyShape::Chat, r#"{"max_tokens":5e1}"#, r#"{"max_tokens":5e1}"#),
+        (BodyShape::Chat, r#"{"max_tokens":101}"#, r#"{"max_tokens":100}"#),
+        (BodyShape::Chat, r#"{"max_tokens":-1,"x":2}"#, r#"{"max_tokens":100,"x":2}"#),
+        (BodyShape::Chat, r#"{"max_tokens":null}"#, r#"{"max_tokens":100}"#),
+        (BodyShape::Chat, r#"{"max_tokens":"9"}"#, r#"{"max_tokens":100}"#),
+        (BodyShape::Chat, r#"{"max_tokens":[1]}"#, r#"{"max_tokens":100}"#),
+        (BodyShape::Chat, r#"{"max_tokens":5,"n_predict":-1}"#, r#"{"max_tokens":5,"n_predict":100}"#),
+        (BodyShape::Chat, r#"{"max_tokens":5,"max_tokens":500}"#, r#"{"max_tokens":5,"max_tokens":100}"#),
+        (BodyShape::Chat, r#"{"max_completion_tokens":1e9}"#, r#"{"max_completion_tokens":100}"#),
+        (BodyShape::Chat, "{}", r#"{"max_tokens":100}"#),
+        (BodyShape::Chat, r#"{"max_output_tokens":5}"#, r#"{"max_output_tokens":5,"max_tokens":100}"#),
+        (BodyShape::Native, "{}", r#"{"n_predict":100}"#),
+        (BodyShape::Native, r#"{"max_tokens":7}"#, r#"{"max_tokens":7}"#),
+        (BodyShape::Completion, "{}", r#"{"max_tokens":100}"#),
+        (BodyShape::Responses, "{}", r#"{"max_output_tokens":100}"#),
+        (BodyShape::Responses, r#"{"max_output_tokens":500}"#, r#"{"max_output_tokens":100}"#),
+        (BodyShape::Messages, r#"{"n_predict":5}"#, r#"{"n_predict":5,"max_tokens":100}"#),
+        (BodyShape::ChatCount, "{}", "{}"),
     ] {
         assert_eq!(ruled(body, &most(100), shape), expected, "{shape:?}");
     }
     // llama-server limits Anthropic's route itself.
-    assert_eq!(ruled("{}", &most(5000), Shape::Messages), "{}");
+    assert_eq!(ruled("{}", &most(5000), BodyShape::Messages), "{}");
     // A number too long to be parsed is ignored.
     let long = format!("{{\"max_tokens\":1e{}9}}", "0".repeat(100));
-    assert_eq!(ruled_in(&long, 7, &most(100), Shape::Chat).unwrap(), r#"{"max_tokens":100}"#);
+    assert_eq!(ruled_in(&long, 7, &most(100), BodyShape::Chat).unwrap(), r#"{"max_tokens":100}"#);
     let both =
         request(RequestRules { default: vec![("n_predict".to_owned(), json!(20))], ..most(100).request });
-    assert_eq!(ruled("{}", &both, Shape::Chat), r#"{"n_predict":20}"#);
-    assert_eq!(ruled(r#"{"n_predict":200}"#, &both, Shape::Chat), r#"{"n_predict":100}"#);
+    assert_eq!(ruled("{}", &both, BodyShape::Chat), r#"{"n_predict":20}"#);
+    assert_eq!(ruled(r#"{"n_predict":200}"#, &both, BodyShape::Chat), r#"{"n_predict":100}"#);
 }
 
 #[test]
@@ -119,14 +119,14 @@ fn a_system_prompt_stands_where_each_route_has_it() {
     let user = r#"{"role":"user","content":"q"}"#;
     let theirs = r#"{"role" : "system","content": "t"}"#;
     for (mode, shape, (body, expected)) in [
-        (Missing, Shape::Chat, chat(&format!("[{user}]"), &format!("[{own},{user}]"))),
-        (Missing, Shape::Chat, chat("[ ]", &format!("[{own} ]"))),
-        (Missing, Shape::ChatCount, chat(&format!("[{theirs},{user}]"), &format!("[{theirs},{user}]"))),
-        (Missing, Shape::Chat, chat(r#"[{"role":"developer"}]"#, r#"[{"role":"developer"}]"#)),
-        (Missing, Shape::Chat, chat("3", "3")),
+        (Missing, BodyShape::Chat, chat(&format!("[{user}]"), &format!("[{own},{user}]"))),
+        (Missing, BodyShape::Chat, chat("[ ]", &format!("[{own} ]"))),
+        (Missing, BodyShape::ChatCount, chat(&format!("[{theirs},{user}]"), &format!("[{theirs},{user}]"))),
+        (Missing, BodyShape::Chat, chat(r#"[{"role":"developer"}]"#, r#"[{"role":"developer"}]"#)),
+        (Missing, BodyShape::Chat, chat("3", "3")),
         (
             Prepend,
-            Shape::Chat,
+            BodyShape::Chat,
             chat(
                 &format!("[{theirs},{user}]"),
                 r#"[{"role" : "system","content": "Say \"hi\".\n\nt"},{"role":"user","content":"q"}]"#,
@@ -134,7 +134,7 @@ fn a_system_prompt_stands_where_each_route_has_it() {
         ),
         (
             Prepend,
-            Shape::Chat,
+            BodyShape::Chat,
             chat(
                 r#"[{"content":[{"type":"text","text":"t"}],"role":"system"}]"#,
                 r#"[{"content":[{"type":"text","text":"Say \"hi\".\n\n"},{"type":"text","text":"t"}],"role":"system"}]"#,
@@ -142,19 +142,19 @@ fn a_system_prompt_stands_where_each_route_has_it() {
         ),
         (
             Prepend,
-            Shape::Chat,
+            BodyShape::Chat,
             chat(
                 r#"[{"content":[ ],"role":"system"}]"#,
                 r#"[{"content":[{"type":"text","text":"Say \"hi\".\n\n"} ],"role":"system"}]"#,
             ),
         ),
-        (Prepend, Shape::Chat, chat(&format!("[{user}]"), &format!("[{own},{user}]"))),
-        (Replace, Shape::Chat, chat(&format!("[{theirs},{user},{theirs}]"), &format!("[{own},{user}]"))),
-        (Replace, Shape::Chat, chat(&format!("[{theirs}]"), &format!("[{own}]"))),
+        (Prepend, BodyShape::Chat, chat(&format!("[{user}]"), &format!("[{own},{user}]"))),
+        (Replace, BodyShape::Chat, chat(&format!("[{theirs},{user},{theirs}]"), &format!("[{own},{user}]"))),
+        (Replace, BodyShape::Chat, chat(&format!("[{theirs}]"), &format!("[{own}]"))),
         // The last role counts.
         (
             Missing,
-            Shape::Chat,
+            BodyShape::Chat,
             chat(
                 r#"[{"role":"system","role":"user"}]"#,
                 &format!(r#"[{own},{{"role":"system","role":"user"}}]"#),
@@ -162,27 +162,27 @@ fn a_system_prompt_stands_where_each_route_has_it() {
         ),
         (
             Missing,
-            Shape::Responses,
+            BodyShape::Responses,
             (r#"{"input":"q"}"#.to_owned(), r#"{"input":"q","instructions":"Say \"hi\"."}"#.to_owned()),
         ),
         (
             Missing,
-            Shape::Responses,
+            BodyShape::Responses,
             (r#"{"instructions":null}"#.to_owned(), r#"{"instructions":"Say \"hi\"."}"#.to_owned()),
         ),
         (
             Missing,
-            Shape::Responses,
+            BodyShape::Responses,
             (format!(r#"{{"input":[{theirs}]}}"#), format!(r#"{{"input":[{theirs}]}}"#)),
         ),
         (
             Prepend,
-            Shape::ResponsesCount,
+            BodyShape::ResponsesCount,
             (r#"{"instructions":"t"}"#.to_owned(), r#"{"instructions":"Say \"hi\".\n\nt"}"#.to_owned()),
         ),
         (
             Replace,
-            Shape::Responses,
+            BodyShape::Responses,
             (
                 format!(r#"{{"instructions":"t","input":[{theirs},{user}]}}"#),
                 format!(r#"{{"instructions":"Say \"hi\".","input":[{user}]}}"#),
@@ -190,7 +190,7 @@ fn a_system_prompt_stands_where_each_route_has_it() {
         ),
         (
             Prepend,
-            Shape::Messages,
+            BodyShape::Messages,
             (
                 r#"{"system":[{"type":"text","text":"t"}]}"#.to_owned(),
                 r#"{"system":[{"type":"text","text":"Say \"hi\".\n\n"},{"type":"text","text":"t"}]}"#
@@ -199,13 +199,13 @@ fn a_system_prompt_stands_where_each_route_has_it() {
         ),
         (
             Missing,
-            Shape::MessagesCount,
+            BodyShape::MessagesCount,
             (
                 format!(r#"{{"messages":[{user}]}}"#),
                 format!(r#"{{"messages":[{user}],"system":"Say \"hi\"."}}"#),
             ),
         ),
-        (Replace, Shape::Native, ("{}".to_owned(), "{}".to_owned())),
+        (Replace, BodyShape::Native, ("{}".to_owned(), "{}".to_owned())),
     ] {
         assert_eq!(ruled(&body, &prompt(mode), shape), expected, "{mode:?} {shape:?}");
     }
@@ -219,7 +219,7 @@ fn the_backend_sees_its_own_name_of_the_model() {
         (r#"{"model":1,"model":"y"}"#, r#"{"model":"org/b\"","model":"org/b\""}"#),
         ("{}", r#"{"model":"org/b\""}"#),
     ] {
-        assert_eq!(ruled(body, &rules, Shape::Chat), expected);
+        assert_eq!(ruled(body, &rules, BodyShape::Chat), expected);
     }
 }
 
@@ -229,50 +229,57 @@ fn what_is_no_object_or_repeats_itself_is_not_touched() {
         ["", "[]", "3", "{", r#"{"a":1"#, r#"{"a":1}}"#, r#"{"a":1} x"#, "\u{feff}", "model=x", r#"{"a"#]
     {
         for size in [1, 100] {
-            assert_eq!(ruled_in(body, size, &most(1), Shape::Chat), Err(Unreadable::NotObject), "{body}");
+            assert_eq!(
+                ruled_in(body, size, &most(1), BodyShape::Chat),
+                Err(UnreadableBody::NotObject),
+                "{body}"
+            );
         }
     }
     let often = format!("{{{}\"b\":1}}", r#""max_tokens":1,"#.repeat(100));
-    assert_eq!(ruled_in(&often, 9, &most(1), Shape::Chat), Err(Unreadable::Repeats));
+    assert_eq!(ruled_in(&often, 9, &most(1), BodyShape::Chat), Err(UnreadableBody::Repeats));
     let often = format!("{{\"messages\":[{}3]}}", r#"{"role":"system"},"#.repeat(100));
-    assert_eq!(ruled_in(&often, 9, &prompt(SystemMode::Replace), Shape::Chat), Err(Unreadable::Repeats));
+    assert_eq!(
+        ruled_in(&often, 9, &prompt(SystemMode::Replace), BodyShape::Chat),
+        Err(UnreadableBody::Repeats)
+    );
 }
 
 #[test]
 fn a_zero_byte_ends_the_body_as_it_does_for_llama_server() {
-    assert_eq!(ruled("{\"max_tokens\":-1} \0x}", &most(5), Shape::Chat), "{\"max_tokens\":5} \0x}");
+    assert_eq!(ruled("{\"max_tokens\":-1} \0x}", &most(5), BodyShape::Chat), "{\"max_tokens\":5} \0x}");
 }
 
 #[test]
 fn no_rule_means_no_plan() {
-    assert!(Plan::new(&ModelRules::default(), Some(Shape::Chat)).is_none());
-    assert!(Plan::new(&most(1), None).is_none());
-    assert!(Plan::new(&most(1), Some(Shape::ChatCount)).is_none());
+    assert!(RulePlan::new(&ModelRules::default(), Some(BodyShape::Chat)).is_none());
+    assert!(RulePlan::new(&most(1), None).is_none());
+    assert!(RulePlan::new(&most(1), Some(BodyShape::ChatCount)).is_none());
 }
 
 #[test]
 fn whoever_names_no_seed_gets_one_of_its_own() {
     let fresh = request(RequestRules { fresh_seed: true, ..RequestRules::default() });
     for (shape, body, expected) in [
-        (Shape::Chat, "{}", r#"{"seed":7}"#),
-        (Shape::Native, r#"{"prompt":"a"}"#, r#"{"prompt":"a","seed":7}"#),
-        (Shape::Responses, r#"{"seed":null,"a":1}"#, r#"{"seed":7,"a":1}"#),
+        (BodyShape::Chat, "{}", r#"{"seed":7}"#),
+        (BodyShape::Native, r#"{"prompt":"a"}"#, r#"{"prompt":"a","seed":7}"#),
+        (BodyShape::Responses, r#"{"seed":null,"a":1}"#, r#"{"seed":7,"a":1}"#),
         // The client's own seed stays, including the value for a random one.
-        (Shape::Chat, r#"{"seed":-1}"#, r#"{"seed":-1}"#),
-        (Shape::Completion, r#"{ "seed" : 3 }"#, r#"{ "seed" : 3 }"#),
-        (Shape::Messages, "{}", "{}"),
-        (Shape::ChatCount, "{}", "{}"),
+        (BodyShape::Chat, r#"{"seed":-1}"#, r#"{"seed":-1}"#),
+        (BodyShape::Completion, r#"{ "seed" : 3 }"#, r#"{ "seed" : 3 }"#),
+        (BodyShape::Messages, "{}", "{}"),
+        (BodyShape::ChatCount, "{}", "{}"),
     ] {
         assert_eq!(ruled(body, &fresh, shape), expected, "{shape:?} {body}");
     }
     let mut rules = parameters(&[], &[("seed", json!(5))], &[]);
     rules.request.fresh_seed = true;
-    assert_eq!(ruled("{}", &rules, Shape::Chat), r#"{"seed":5}"#, "another rule says it");
+    assert_eq!(ruled("{}", &rules, BodyShape::Chat), r#"{"seed":5}"#, "another rule says it");
     let mut rules = parameters(&[], &[], &["seed"]);
     rules.request.fresh_seed = true;
-    assert_eq!(ruled(r#"{"seed":1,"a":2}"#, &rules, Shape::Chat), r#"{"a":2,"seed":7}"#);
+    assert_eq!(ruled(r#"{"seed":1,"a":2}"#, &rules, BodyShape::Chat), r#"{"a":2,"seed":7}"#);
     let body = Bytes::from_static(b"{}");
-    let plan = Plan::new(&fresh, Some(Shape::Chat)).unwrap();
+    let plan = RulePlan::new(&fresh, Some(BodyShape::Chat)).unwrap();
     let index = JsonIndex::of([&body], plan.wanted()).unwrap();
     assert_eq!(plan.edits(&index, u32::MAX)[0].text, "\"seed\":0", "the highest number is no seed");
 }

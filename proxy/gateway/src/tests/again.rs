@@ -2,7 +2,7 @@
 //! permitted.
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 use warden_policies::QuickMap;
 
 /// A model that continues answers, whose leases go to one backend after the other.
@@ -48,14 +48,18 @@ async fn what_only_computes_is_executed_once_more_and_marked() {
             "/apply-template",
         ] {
             let rig = Rig::with(going_on(), &[&dying, &alive]).await;
-            *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHead::Unknown, ..NEW };
+            *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHeadTime::Unknown, ..NEW };
             let before = alive.accepted();
             let (head, body) = rig.ask(&post(path, r#"{"x":1}"#)).await;
             assert!(head.starts_with("HTTP/1.1 200 "), "{path}: {head}{body}");
             assert!(head.contains("x-warden-continued: 1\r\n"), "{path}: {head}");
             assert_eq!(body, r#"{"x":1}"#, "{path}");
             let record = rig.record(0).await;
-            assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok), "{path}");
+            assert_eq!(
+                (record.retries, record.continued, record.outcome),
+                (1, true, RequestOutcome::Ok),
+                "{path}"
+            );
             assert_eq!((record.generation, alive.accepted()), (Some(GenerationId(1)), before + 1), "{path}");
             rig.is_clean().await;
         }
@@ -99,12 +103,15 @@ async fn nothing_is_executed_a_third_time() {
     for (words, body) in [("{}", "{}"), (ASKED, ASKED)] {
         let rig = Rig::with(going_on(), &[&first, &second, &alive]).await;
         // The build may send a head before the first token: no proof for streams either.
-        *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHead::Unknown, ..NEW };
+        *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHeadTime::Unknown, ..NEW };
         let (head, answer) = rig.ask(&post("/v1/chat/completions", body)).await;
         assert!(head.starts_with("HTTP/1.1 502 "), "{words}: {head}{answer}");
         assert!(head.contains("x-warden-executed: maybe\r\n"), "{head}");
         let record = rig.record(0).await;
-        assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::UpstreamDied));
+        assert_eq!(
+            (record.retries, record.continued, record.outcome),
+            (1, true, RequestOutcome::UpstreamDied)
+        );
         assert_eq!(alive.accepted(), 0);
         rig.is_clean().await;
     }
@@ -119,9 +126,9 @@ async fn that_no_second_server_is_found_does_not_unsay_that_the_first_may_have_e
         *rig.backends.slow_end.lock().unwrap() = Some(end.clone());
         let mut client = rig.client().await;
         client.send(&post("/v1/chat/completions", ASKED)).await;
-        *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHead::Unknown, ..NEW };
+        *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHeadTime::Unknown, ..NEW };
         eventually("it waits for the end", || rig.backends.settling.load(Ordering::SeqCst) > 0).await;
-        *rig.backends.denied.lock().unwrap() = Some(Denied::ShuttingDown);
+        *rig.backends.denied.lock().unwrap() = Some(LeaseDenied::ShuttingDown);
         end.notify_one();
         let (head, body) = client.response().await;
         let body = String::from_utf8(body).unwrap();
@@ -136,7 +143,7 @@ async fn that_no_second_server_is_found_does_not_unsay_that_the_first_may_have_e
         }
         assert!(body.contains("its process ended before it answered"), "{body}");
         let record = rig.record(0).await;
-        assert_eq!((record.continued, record.outcome), (true, Outcome::UpstreamDied));
+        assert_eq!((record.continued, record.outcome), (true, RequestOutcome::UpstreamDied));
         rig.is_clean().await;
     }
 }
@@ -151,7 +158,7 @@ async fn a_request_that_is_refused_meanwhile_is_told_so_and_that_it_may_have_run
     let mut client = rig.client().await;
     client.send(&post("/v1/chat/completions", "{}")).await;
     eventually("it waits for the end", || rig.backends.settling.load(Ordering::SeqCst) > 0).await;
-    *rig.backends.standing.lock().unwrap() = Standing::Refused { left: Duration::from_secs(60) };
+    *rig.backends.standing.lock().unwrap() = RequestStanding::Refused { left: Duration::from_secs(60) };
     end.notify_one();
     let (head, _) = client.response().await;
     assert!(head.starts_with("HTTP/1.1 422 ") && head.contains("x-warden-executed: maybe\r\n"), "{head}");
@@ -176,7 +183,7 @@ async fn a_stream_without_an_event_goes_on_by_another_server() {
         assert_eq!(events, ["data: {\"n\":1}", "data: [DONE]", ""], "{body}");
         assert!(body.contains(": continued by another process\n\n"), "{body}");
         let record = rig.record(0).await;
-        assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
+        assert_eq!((record.retries, record.continued, record.outcome), (1, true, RequestOutcome::Ok));
         assert_eq!((record.generation, record.bytes_out), (Some(GenerationId(1)), body.len() as u64));
         assert_eq!(*rig.backends.told.lock().unwrap(), ["broke"]);
         rig.is_clean().await;
@@ -195,7 +202,10 @@ async fn a_stream_with_an_event_ends_with_an_error_and_is_not_begun_again() {
     let (_, body) = rig.ask(&post("/v1/chat/completions", ASKED)).await;
     assert!(body.starts_with("data: {\"n\":1}\n\ndata: {\"error\":{\"code\":502"), "{body}");
     let record = rig.record(0).await;
-    assert_eq!((record.continued, record.outcome, alive.accepted()), (false, Outcome::UpstreamDied, 0));
+    assert_eq!(
+        (record.continued, record.outcome, alive.accepted()),
+        (false, RequestOutcome::UpstreamDied, 0)
+    );
     rig.is_clean().await;
 }
 
@@ -253,12 +263,12 @@ async fn a_stream_that_waits_for_a_server_says_so_and_its_client_may_leave() {
         if leaves {
             drop(client);
             let record = rig.record(0).await;
-            assert_eq!((record.continued, record.outcome), (true, Outcome::ClientGone));
+            assert_eq!((record.continued, record.outcome), (true, RequestOutcome::ClientGone));
             assert_eq!(rig.live(), 0, "no lease is waited for");
         } else {
             end.notify_one();
             client.until("data: {}\n\n").await;
-            assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+            assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
         }
         rig.is_clean().await;
     }
@@ -276,7 +286,7 @@ async fn an_answer_that_is_no_stream_cannot_go_on_as_one() {
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         assert!(body.starts_with("event: error\ndata: {\"type\":\"error\""), "{body}");
         assert!(body.contains("no stream"), "{body}");
-        assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamGarbled);
+        assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamGarbled);
         rig.is_clean().await;
     }
 }
@@ -295,8 +305,10 @@ async fn an_answer_that_is_put_together_is_begun_again_wherever_its_stream_broke
         });
         let rig = Rig::with(going_on(), &[&dying, &alive]).await;
         let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
-        rig.control
-            .update(Live { models: QuickMap::from_iter([(ModelName::new("m"), rules)]), ..Live::default() });
+        rig.control.update(LiveConfig {
+            models: QuickMap::from_iter([(ModelName::new("m"), rules)]),
+            ..LiveConfig::default()
+        });
         let (head, body) = rig.ask(&post("/completion", r#"{"prompt":"x"}"#)).await;
         assert!(
             head.starts_with("HTTP/1.1 200 ") && head.contains("x-warden-continued: 1\r\n"),
@@ -305,7 +317,7 @@ async fn an_answer_that_is_put_together_is_begun_again_wherever_its_stream_broke
         let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!(answer["content"], "a", "{body}");
         let record = rig.record(0).await;
-        assert_eq!((record.continued, record.stream, record.outcome), (true, false, Outcome::Ok));
+        assert_eq!((record.continued, record.stream, record.outcome), (true, false, RequestOutcome::Ok));
         rig.is_clean().await;
     }
 }

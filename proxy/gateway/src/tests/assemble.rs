@@ -11,8 +11,8 @@ use warden_policies::ByteSize;
 use super::peer::{EVENTS, Upstream, json_answer, post};
 use super::slow::is_alone;
 use super::{Plan, Rig, eventually};
-use crate::limits::Limit;
-use crate::{Live, ModelRules, Outcome};
+use crate::limits::GatewayLimit;
+use crate::{LiveConfig, ModelRules, RequestOutcome};
 
 /// A gateway whose model assembles answers.
 async fn rig(upstream: &Upstream, limit: usize) -> Rig {
@@ -25,7 +25,7 @@ async fn told(plan: Plan, upstream: &Upstream) -> Rig {
     let rig = Rig::with(plan, &[upstream]).await;
     let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
     let models = rig.backends.models.iter().map(|model| (model.clone(), rules.clone())).collect();
-    rig.control.update(Live { models, ..Live::default() });
+    rig.control.update(LiveConfig { models, ..LiveConfig::default() });
     rig
 }
 
@@ -91,7 +91,7 @@ async fn a_chat_comes_out_as_without_a_stream_and_is_logged_as_what_it_is() {
         "timings": { "prompt_n": 3, "predicted_n": 5 }, "new": 1 });
     assert_eq!(body, whole.to_string());
     let record = rig.record(0).await;
-    assert_eq!((record.outcome, record.status, record.stream), (Outcome::Ok, 200, false));
+    assert_eq!((record.outcome, record.status, record.stream), (RequestOutcome::Ok, 200, false));
     assert_eq!((record.work.prompt_tokens, record.work.output_tokens, record.work.requests), (3, 5, 1));
     assert_eq!(record.bytes_out, body.len() as u64);
     rig.is_clean().await;
@@ -169,7 +169,11 @@ async fn a_client_that_leaves_before_its_answer_is_put_together_ends_the_stream(
     drop(client);
     eventually("the stream is closed", || upstream.open() == 0).await;
     let record = rig.record(0).await;
-    assert_eq!((record.outcome, record.work.output_tokens), (Outcome::ClientGone, 1), "it is paid for");
+    assert_eq!(
+        (record.outcome, record.work.output_tokens),
+        (RequestOutcome::ClientGone, 1),
+        "it is paid for"
+    );
     rig.is_clean().await;
     eventually("nothing is in flight", || rig.gauges.in_flight.load(Ordering::SeqCst) == 0).await;
 }
@@ -191,7 +195,7 @@ async fn a_client_has_its_time_for_a_large_answer() {
     }
     let (_, body) = client.response().await;
     assert!(body.len() > size && body.ends_with(b"}"));
-    assert_eq!(rig.gauges.limited.count(Limit::Overdue), 0);
+    assert_eq!(rig.gauges.limited.count(GatewayLimit::Overdue), 0);
     drop(client);
     rig.is_clean().await;
 }

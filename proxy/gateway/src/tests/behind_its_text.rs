@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::goes_on::{Asked, dying, events, going_on, note};
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 const PATH: &str = "/v1/messages";
 const BODY: &str =
@@ -105,7 +105,7 @@ async fn a_text_goes_on_where_the_next_server_shows_that_it_does() {
         assert_eq!((&last["max_tokens"], &last["stream"]), (&json!(7), &json!(true)), "{last}");
         assert_eq!(last["messages"][1], json!({ "role": "assistant", "content": "Once" }));
         let record = rig.record(0).await;
-        assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
+        assert_eq!((record.retries, record.continued, record.outcome), (1, true, RequestOutcome::Ok));
         assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (50, 5));
         rig.is_clean().await;
     }
@@ -118,7 +118,7 @@ async fn a_server_made_of_something_else_is_not_asked() {
         let (other, asked) = next(Way::Again);
         let rig = Rig::with(going_on(), &[&dead, &other]).await;
         *rig.backends.kin_of_later.lock().unwrap() =
-            kin.map(|made_of| Kin { made_of, but_for_binary: made_of, answer_tokens: None });
+            kin.map(|made_of| AnswerIdentity { made_of, but_for_binary: made_of, answer_tokens: None });
         let (_, answer) = rig.ask(&post(PATH, BODY)).await;
         assert!(answer.contains("started from something else"), "{answer}");
         assert!(asked.lock().unwrap().iter().all(|(_, body)| body["stream"] != true));
@@ -144,7 +144,7 @@ async fn where_it_shows_something_else_the_stream_ends_with_an_error() {
             assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
         }
         assert_eq!((asked.lock().unwrap().len(), third.accepted()), (4, 0), "{way:?}");
-        assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamDied);
+        assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamDied);
         rig.is_clean().await;
     }
 }

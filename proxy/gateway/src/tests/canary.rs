@@ -1,11 +1,11 @@
 //! A canary, another build that is tried next to the model's own: if it fails in any way, clients get the
 //! other's answers.
 
-use warden_policies::canary::Arm;
+use warden_policies::canary::TrialArm;
 
 use super::goes_on::{Odd, dying, next, said};
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 const CHAT: &str = "/v1/chat/completions";
 const OWN: &str = r#"{"own":true}"#;
@@ -54,7 +54,7 @@ async fn a_sound_answer_of_a_canary_passes_as_it_is_and_is_counted_for_it() {
         assert_eq!(body, r#"{"canary":1}"#);
         let record = rig.record(0).await;
         let exchange = record.exchange().unwrap();
-        assert_eq!((exchange.arm, exchange.failed, record.retries), (Arm::Canary, false, 0));
+        assert_eq!((exchange.arm, exchange.failed, record.retries), (TrialArm::Canary, false, 0));
         assert!(exchange.latency_ms.is_some(), "{exchange:?}");
         assert_eq!((own.accepted(), record.generation), (0, Some(GenerationId(CANARY))));
         rig.is_clean().await;
@@ -84,8 +84,12 @@ async fn whatever_a_canary_does_before_its_answer_is_whole_the_models_own_build_
             assert!(head.starts_with("HTTP/1.1 200 ") && answer == OWN, "{what}: {head}{answer}");
             let record = rig.record(0).await;
             let exchange = record.exchange().unwrap();
-            assert_eq!((exchange.arm, exchange.failed), (Arm::Canary, true), "{what}");
-            assert_eq!((record.outcome, record.retries, own.accepted()), (Outcome::Ok, 1, 1), "{what}");
+            assert_eq!((exchange.arm, exchange.failed), (TrialArm::Canary, true), "{what}");
+            assert_eq!(
+                (record.outcome, record.retries, own.accepted()),
+                (RequestOutcome::Ok, 1, 1),
+                "{what}"
+            );
             assert_eq!(record.generation, Some(GenerationId(0)), "{what}");
             // With only one lease, a second attempt would have none: the first one was returned.
             assert_eq!(rig.backends.granted_by_canary.load(Ordering::SeqCst), 1, "{what}");
@@ -106,7 +110,7 @@ async fn what_fails_with_both_builds_counts_as_it_does_for_those_that_one_gets_a
         let (head, _) = rig.ask(&post(CHAT, BODY)).await;
         assert!(head.starts_with(&format!("HTTP/1.1 {}", &status[..3])), "{head}");
         let exchange = rig.record(0).await.exchange().unwrap();
-        assert_eq!((exchange.arm, exchange.failed), (Arm::Canary, fails), "{status}");
+        assert_eq!((exchange.arm, exchange.failed), (TrialArm::Canary, fails), "{status}");
         rig.is_clean().await;
     }
 }
@@ -138,7 +142,7 @@ async fn only_what_can_be_repeated_goes_to_a_canary_and_nobody_waits_for_one() {
     *rig.backends.canary.lock().unwrap() = Some((CanaryRoute { share: 0.0, ..route }, path));
     let (_, body) = rig.ask(&post(CHAT, BODY)).await;
     let exchange = rig.record(1).await.exchange().unwrap();
-    assert_eq!((body.as_str(), exchange.arm, exchange.failed), (OWN, Arm::Base, false));
+    assert_eq!((body.as_str(), exchange.arm, exchange.failed), (OWN, TrialArm::Base, false));
     rig.is_clean().await;
 }
 
@@ -186,7 +190,7 @@ async fn a_stream_that_a_canary_breaks_off_goes_on_by_the_models_own_build() {
         let exchange = record.exchange().unwrap();
         assert_eq!(
             (exchange.arm, exchange.failed, record.outcome),
-            (Arm::Canary, true, Outcome::Ok),
+            (TrialArm::Canary, true, RequestOutcome::Ok),
             "{what}"
         );
         rig.is_clean().await;
@@ -203,6 +207,6 @@ async fn what_a_canary_draws_by_chance_goes_on_by_its_tokens_although_the_binary
     let (_, answer) = rig.ask(&post(CHAT, drawn)).await;
     assert!(answer.contains(&said(" you")) && answer.ends_with("data: [DONE]\n\n"), "{answer}");
     assert!(asked.lock().unwrap().iter().any(|(path, _)| path == "/completion"));
-    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
     rig.is_clean().await;
 }

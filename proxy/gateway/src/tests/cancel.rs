@@ -1,7 +1,7 @@
 //! A client that leaves frees everything at once.
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 /// Promised time from the client's leaving to the close of the backend's connection. On an idle machine it
 /// takes a few milliseconds.
@@ -11,7 +11,7 @@ async fn closes_within_the_promise(rig: &Rig, upstream: &Upstream) {
     let left = Instant::now();
     eventually("the backend's connection is closed", || upstream.open() == 0).await;
     assert!(left.elapsed() < PROMISE, "after {:?}", left.elapsed());
-    assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::ClientGone);
     rig.is_clean().await;
 }
 

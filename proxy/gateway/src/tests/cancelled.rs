@@ -7,7 +7,7 @@ use warden_policies::modes::WhileLoading;
 
 use super::http2::{Client, plan, request};
 use super::*;
-use crate::{Limit, NotCancelled, Outcome, RequestState, RequestView, Told};
+use crate::{CancelError, CancelledRequest, GatewayLimit, RequestOutcome, RequestState, RequestView};
 
 const CHAT: &str = "/v1/chat/completions";
 const STREAM: &str = r#"{"stream":true}"#;
@@ -29,7 +29,7 @@ impl Rig {
     }
 
     /// Cancels the request `x` in this state.
-    async fn cancel_in(&self, state: RequestState) -> Told {
+    async fn cancel_in(&self, state: RequestState) -> CancelledRequest {
         let before = self.comes_to("x", state).await;
         let told = self.requests.cancel("x", None).unwrap();
         assert_eq!((told.request.state, told.request.number, told.again), (state, before.number, false));
@@ -44,12 +44,12 @@ impl Rig {
     /// Checks that the request has ended as cancelled.
     async fn is_cancelled(&self, status: u16) -> RequestView {
         let record = self.record(0).await;
-        assert_eq!((record.outcome, record.answer_status()), (Outcome::Cancelled, status));
+        assert_eq!((record.outcome, record.answer_status()), (RequestOutcome::Cancelled, status));
         let ended = self.comes_to("x", RequestState::Ended).await;
         assert_eq!(ended.outcome.as_deref(), Some("cancelled_by_operator"));
         assert!(ended.cancelled && ended.status == Some(status), "{ended:?}");
         let after = self.requests.cancel("x", None).unwrap_err();
-        assert_eq!(after, NotCancelled::Ended { id: "x".into(), outcome: "cancelled_by_operator".into() });
+        assert_eq!(after, CancelError::Ended { id: "x".into(), outcome: "cancelled_by_operator".into() });
         self.is_clean().await;
         ended
     }
@@ -273,8 +273,10 @@ async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
     plan.config.upstream.assembled_bytes = ByteSize(64 << 20);
     let rig = Rig::with(plan, &[&upstream]).await;
     let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
-    rig.control
-        .update(Live { models: [(ModelName::new("m"), rules)].into_iter().collect(), ..Live::default() });
+    rig.control.update(LiveConfig {
+        models: [(ModelName::new("m"), rules)].into_iter().collect(),
+        ..LiveConfig::default()
+    });
     rig.cancel_when("outcome");
     let mut client = rig.client().await;
     client.send(&named("x", CHAT, r#"{"messages":[{"role":"user","content":"hi"}]}"#)).await;
@@ -283,7 +285,7 @@ async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
     let answer: Value = serde_json::from_slice(&body).expect("all of it");
     assert!(answer["choices"][0]["message"]["content"] == *text.repeat(32));
     // The cancel request came too late: nothing was given up.
-    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
     rig.is_clean().await;
 }
 
@@ -324,8 +326,10 @@ async fn while_its_answer_is_put_together() {
     });
     let rig = Rig::start(&[&upstream]).await;
     let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
-    rig.control
-        .update(Live { models: [(ModelName::new("m"), rules)].into_iter().collect(), ..Live::default() });
+    rig.control.update(LiveConfig {
+        models: [(ModelName::new("m"), rules)].into_iter().collect(),
+        ..LiveConfig::default()
+    });
     let mut client = rig.client().await;
     client.send(&named("x", CHAT, r#"{"messages":[{"role":"user","content":"hi"}]}"#)).await;
     rig.cancel_in(RequestState::Generating).await;
@@ -418,8 +422,8 @@ async fn over_http_2_a_stream_without_a_window_is_reset_and_its_slot_is_free_at_
         }
         assert!(reset, "an answer that is cut does not look whole");
         let n = usize::from(window == 0);
-        assert_eq!(rig.record(n).await.outcome, Outcome::Cancelled);
-        assert_eq!(rig.gauges.limited.count(Limit::H2Resets), 0, "that is nothing against its client");
+        assert_eq!(rig.record(n).await.outcome, RequestOutcome::Cancelled);
+        assert_eq!(rig.gauges.limited.count(GatewayLimit::H2Resets), 0, "that is nothing against its client");
     }
     rig.is_clean().await;
 }
@@ -437,12 +441,12 @@ async fn twice_is_once_and_who_is_meant_must_be_clear() {
     eventually("both are there", || rig.requests.in_flight() == 2 && rig.live() == 2).await;
     let numbers: Vec<u64> = rig.requests.list().iter().map(|one| one.number).collect();
     let several = rig.requests.cancel("same", None).unwrap_err();
-    assert!(matches!(&several, NotCancelled::Several { numbers: told, .. } if told.len() == 2), "{several}");
-    assert!(matches!(rig.requests.cancel("other", None), Err(NotCancelled::Unknown { .. })));
-    assert!(matches!(rig.requests.cancel("same", Some(u64::MAX)), Err(NotCancelled::Unknown { .. })));
+    assert!(matches!(&several, CancelError::Several { numbers: told, .. } if told.len() == 2), "{several}");
+    assert!(matches!(rig.requests.cancel("other", None), Err(CancelError::Unknown { .. })));
+    assert!(matches!(rig.requests.cancel("same", Some(u64::MAX)), Err(CancelError::Unknown { .. })));
     rig.requests.cancel("same", Some(numbers[0])).unwrap();
     eventually("one is left", || rig.requests.in_flight() == 1).await;
-    assert!(matches!(rig.requests.cancel("same", Some(numbers[0])), Err(NotCancelled::Ended { .. })));
+    assert!(matches!(rig.requests.cancel("same", Some(numbers[0])), Err(CancelError::Ended { .. })));
     let told = rig.requests.cancel("same", None).unwrap();
     assert_eq!(told.request.number, numbers[1]);
     eventually("none is left", || rig.requests.in_flight() == 0).await;

@@ -112,7 +112,7 @@ async fn health_models_and_preflight_are_ours() {
 async fn a_denied_lease_is_told_as_it_is() {
     let upstream = Upstream::answering(|_, _| panic!("reached a backend"));
     let rig = Rig::start(&[&upstream]).await;
-    *rig.backends.denied.lock().unwrap() = Some(Denied::QueueFull { waiting: 3, depth: 3 });
+    *rig.backends.denied.lock().unwrap() = Some(LeaseDenied::QueueFull { waiting: 3, depth: 3 });
     let (head, body) = rig.ask(&post("/v1/messages", "{}")).await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1\r\n"), "{head}");
     assert!(body.contains("overloaded_error") && body.contains("queue is full"), "{body}");
@@ -128,7 +128,7 @@ async fn who_is_denied_after_the_whole_body_was_read_may_go_on_on_the_same_conne
     client.send(&post("/v1/chat/completions", &format!(r#"{{"x":"{}"}}"#, "y".repeat(400_000)))).await;
     let kept = || rig.gauges.held_bytes.load(Ordering::SeqCst);
     eventually("all of it is read while it waits", || kept() >= 400_008).await;
-    *rig.backends.denied.lock().unwrap() = Some(Denied::QueueFull { waiting: 3, depth: 3 });
+    *rig.backends.denied.lock().unwrap() = Some(LeaseDenied::QueueFull { waiting: 3, depth: 3 });
     rig.backends.room.add_permits(1);
     let (head, _) = client.response().await;
     assert!(head.starts_with("HTTP/1.1 503 ") && !head.contains("connection: close"), "{head}");

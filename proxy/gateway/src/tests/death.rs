@@ -1,7 +1,7 @@
 //! Backends that die, at every moment.
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 fn rotating() -> Plan {
     Plan { rotates: true, ..Plan::default() }
@@ -86,11 +86,11 @@ async fn a_stream_that_never_began_is_sent_again_and_anything_else_is_not() {
         let record = rig.record(0).await;
         if again {
             assert!(head.starts_with("HTTP/1.1 200 "), "{body}: {head}{answer}");
-            assert_eq!((record.retries, record.outcome), (1, Outcome::Ok));
+            assert_eq!((record.retries, record.outcome), (1, RequestOutcome::Ok));
         } else {
             assert!(head.starts_with("HTTP/1.1 502 "), "{head}{answer}");
             assert!(head.contains("x-warden-executed: maybe\r\n"), "{head}");
-            assert_eq!((record.retries, record.outcome), (0, Outcome::UpstreamDied));
+            assert_eq!((record.retries, record.outcome), (0, RequestOutcome::UpstreamDied));
         }
         assert_eq!(taken.load(Ordering::SeqCst), 1);
         rig.is_clean().await;
@@ -102,7 +102,7 @@ async fn where_the_head_of_a_stream_may_come_with_its_first_token_no_head_proves
     let dying = Upstream::start(|mut peer| async move {
         peer.request().await;
     });
-    for stream_head in [StreamHead::AfterFirstToken, StreamHead::Unknown] {
+    for stream_head in [StreamHeadTime::AfterFirstToken, StreamHeadTime::Unknown] {
         let alive = Upstream::answering(|_, _| json_answer("{}"));
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
         *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head, ..NEW };
@@ -135,13 +135,13 @@ async fn a_suspect_is_sent_alone_and_a_refused_request_not_at_all_in_whatever_wa
         b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
     for request in [post("/v1/completions", "{}"), post("/v1/completions", &big), chunked.to_vec()] {
         let rig = Rig::start(&[&upstream]).await;
-        *rig.backends.standing.lock().unwrap() = Standing::Suspect;
+        *rig.backends.standing.lock().unwrap() = RequestStanding::Suspect;
         let (head, _) = rig.ask(&request).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         rig.is_clean().await;
         assert_eq!(*rig.backends.told.lock().unwrap(), ["alone", "survived"]);
         let before = served.load(Ordering::SeqCst);
-        *rig.backends.standing.lock().unwrap() = Standing::Refused { left: Duration::from_secs(60) };
+        *rig.backends.standing.lock().unwrap() = RequestStanding::Refused { left: Duration::from_secs(60) };
         let (head, body) = rig.ask(&request).await;
         assert!(head.starts_with("HTTP/1.1 422 ") && head.contains("x-warden-executed: no\r\n"), "{head}");
         assert!(!head.contains("retry-after"), "{head}");
@@ -158,10 +158,10 @@ async fn who_was_alone_when_its_server_broke_off_waits_for_its_end_however_long_
         peer.request().await;
     });
     let alive = Upstream::answering(|_, _| json_answer("{}"));
-    let refused = Standing::Refused { left: Duration::from_secs(60) };
-    for (after, status) in [(refused, "HTTP/1.1 422 "), (Standing::Suspect, "HTTP/1.1 502 ")] {
+    let refused = RequestStanding::Refused { left: Duration::from_secs(60) };
+    for (after, status) in [(refused, "HTTP/1.1 422 "), (RequestStanding::Suspect, "HTTP/1.1 502 ")] {
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
-        *rig.backends.standing.lock().unwrap() = Standing::Suspect;
+        *rig.backends.standing.lock().unwrap() = RequestStanding::Suspect;
         let end = Arc::new(Notify::new());
         *rig.backends.slow_end.lock().unwrap() = Some(end.clone());
         let mut client = rig.client().await;
@@ -232,7 +232,7 @@ async fn a_text_that_kills_the_tokenizer_that_counts_it_is_a_suspect() {
     rig.is_clean().await;
     assert_eq!(*rig.backends.told.lock().unwrap(), ["broke"]);
     // The suspect is not counted next to other requests again.
-    *rig.backends.standing.lock().unwrap() = Standing::Suspect;
+    *rig.backends.standing.lock().unwrap() = RequestStanding::Suspect;
     let before = upstream.accepted();
     let (head, _) = rig.ask(&request).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
@@ -328,7 +328,7 @@ async fn a_head_that_began_is_never_sent_again_however_little_of_it_came() {
         assert!(head.starts_with("HTTP/1.1 502 "), "{begun:?}: {head}{body}");
         assert!(head.contains("x-warden-executed: maybe\r\n"), "{begun:?}: {head}");
         let record = rig.record(0).await;
-        assert_eq!((record.retries, record.outcome), (0, Outcome::UpstreamDied), "{begun:?}");
+        assert_eq!((record.retries, record.outcome), (0, RequestOutcome::UpstreamDied), "{begun:?}");
         assert_eq!(alive.accepted(), 0, "{begun:?}");
         // A request that executes nothing may be sent to another server.
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
@@ -401,7 +401,7 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_no_half_one() {
         let record = rig.record(0).await;
         assert_eq!(
             (record.outcome, record.status, record.work.output_tokens),
-            (Outcome::UpstreamDied, 200, 1)
+            (RequestOutcome::UpstreamDied, 200, 1)
         );
         rig.is_clean().await;
     }
@@ -418,7 +418,7 @@ async fn an_answer_that_breaks_off_is_seen_to_be_cut() {
     client.send(&post("/v1/chat/completions", "{}")).await;
     let all = String::from_utf8(client.rest().await).unwrap().to_ascii_lowercase();
     assert!(all.contains("content-length: 100\r\n") && all.ends_with("{\"half\":"), "{all}");
-    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamDied);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamDied);
     rig.is_clean().await;
 }
 
@@ -437,7 +437,7 @@ async fn a_silent_stream_is_ended() {
     client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
     let (_, body) = client.response().await;
     assert!(String::from_utf8(body).unwrap().contains("upstream.stream_idle"));
-    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamStalled);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamStalled);
     eventually("the backend's connection is closed", || upstream.open() == 0).await;
     rig.is_clean().await;
 }
@@ -466,7 +466,7 @@ async fn a_stream_whose_first_event_came_late_is_ended_when_it_falls_silent() {
     go.notify_one();
     let body = client.body(&head).await;
     assert!(String::from_utf8(body).unwrap().contains("upstream.stream_idle"));
-    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamStalled);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamStalled);
     rig.is_clean().await;
 }
 

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 const CHAT: &str = "/v1/chat/completions";
 const BODY: &str =
@@ -181,7 +181,7 @@ async fn it_goes_on_in_the_same_words_and_is_counted_once() {
         assert!(fields.is_some_and(|fields| fields.as_array().unwrap().contains(&json!("tokens_evaluated"))));
         assert_eq!(last, rest);
         let record = rig.record(0).await;
-        assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
+        assert_eq!((record.retries, record.continued, record.outcome), (1, true, RequestOutcome::Ok));
         assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (5, 3), "{:?}", record.work);
         assert_eq!((record.generation, record.bytes_out), (Some(GenerationId(1)), body.len() as u64));
         rig.is_clean().await;
@@ -267,7 +267,7 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
         }
         let record = rig.record(0).await;
         let garbled = [Odd::OtherPrompt].contains(&odd);
-        let outcome = if garbled { Outcome::UpstreamGarbled } else { Outcome::UpstreamDied };
+        let outcome = if garbled { RequestOutcome::UpstreamGarbled } else { RequestOutcome::UpstreamDied };
         assert_eq!(record.outcome, outcome, "{odd:?}");
         // The client's part counts as work, whether or not the rest came.
         assert!(record.work.output_tokens >= 2, "{odd:?}: {:?}", record.work);
@@ -325,7 +325,7 @@ async fn what_had_no_token_yet_is_begun_anew_in_the_same_stream() {
         let wanted = role("one", 7) + &thought("one", 7) + &end("one", 7) + "data: [DONE]\n\n";
         assert_eq!(events(&answer), wanted, "{answer}");
         let record = rig.record(0).await;
-        assert_eq!((record.continued, record.outcome), (true, Outcome::Ok));
+        assert_eq!((record.continued, record.outcome), (true, RequestOutcome::Ok));
         rig.is_clean().await;
     }
 }
@@ -412,7 +412,7 @@ async fn what_is_drawn_the_same_way_again_goes_on_behind_what_its_client_has() {
             assert!(answer.contains(": continued by another process\n\n"));
             assert_eq!(*asked.lock().unwrap(), [(path.to_owned(), body.clone())], "the very same");
             let record = rig.record(0).await;
-            assert_eq!((record.retries, record.continued, record.outcome), (1, true, Outcome::Ok));
+            assert_eq!((record.retries, record.continued, record.outcome), (1, true, RequestOutcome::Ok));
             if path == "/v1/responses" {
                 assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (4, 2));
             }
@@ -440,7 +440,7 @@ async fn another_answer_to_the_same_request_is_nobodys_second_half() {
             assert!(rest.contains(why), "{answer}");
             assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
         }
-        assert_eq!((rig.record(0).await.outcome, third.accepted()), (Outcome::UpstreamDied, 0));
+        assert_eq!((rig.record(0).await.outcome, third.accepted()), (RequestOutcome::UpstreamDied, 0));
         // The client's part counts as work.
         assert!(rig.record(0).await.work.output_tokens >= 2, "{:?}", rig.record(0).await.work);
         rig.is_clean().await;
@@ -516,7 +516,7 @@ async fn a_rest_that_has_its_end_needs_its_server_no_more() {
     let body = r#"{"prompt":"P","stream":true,"temperature":0}"#;
     let (_, answer) = rig.ask(&post("/completion", body)).await;
     assert!(answer.contains(r#""stop":true"#) && !answer.contains("error"), "{answer}");
-    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
     rig.is_clean().await;
 }
 
@@ -529,7 +529,7 @@ async fn what_a_probe_meets_is_tried_no_third_time_either() {
     let (_, answer) = rig.ask(&post(CHAT, BODY)).await;
     assert!(events(&answer).starts_with(&(said("Hel") + "data: {\"error\":{\"code\":502")), "{answer}");
     assert_eq!(third.accepted(), 0);
-    assert_eq!(rig.record(0).await.outcome, Outcome::UpstreamDied);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamDied);
     rig.is_clean().await;
 }
 
@@ -540,7 +540,7 @@ async fn a_process_made_of_something_else_does_not_go_on() {
         let (next, asked) = next(Odd::Well);
         let rig = Rig::with(going_on(), &[&dying, &next]).await;
         *rig.backends.kin_of_later.lock().unwrap() =
-            kin.map(|made_of| Kin { made_of, but_for_binary: made_of, answer_tokens: None });
+            kin.map(|made_of| AnswerIdentity { made_of, but_for_binary: made_of, answer_tokens: None });
         let drawn = BODY.replace("\"temperature\":0", "\"temperature\":0.7");
         let (_, answer) = rig.ask(&post(CHAT, &drawn)).await;
         assert!(answer.contains("started from something else"), "{answer}");
@@ -567,7 +567,7 @@ async fn a_stream_that_has_its_end_needs_nobody_else() {
         let rig = Rig::with(going_on(), &[&dead, &never]).await;
         let (_, answer) = rig.ask(&post(CHAT, body)).await;
         assert_eq!(answer, before + behind);
-        assert_eq!((rig.record(0).await.outcome, asked.lock().unwrap().len()), (Outcome::Ok, 0));
+        assert_eq!((rig.record(0).await.outcome, asked.lock().unwrap().len()), (RequestOutcome::Ok, 0));
         rig.is_clean().await;
     }
     // Only its counters are missing, and no server has them.
@@ -622,7 +622,7 @@ async fn whoever_leaves_meanwhile_leaves_nothing_behind() {
     client.until(": another process is awaited\n\n").await;
     drop(client);
     let record = rig.record(0).await;
-    assert_eq!((record.continued, record.outcome, rig.live()), (true, Outcome::ClientGone, 0));
+    assert_eq!((record.continued, record.outcome, rig.live()), (true, RequestOutcome::ClientGone, 0));
     assert!(asked.lock().unwrap().is_empty());
     rig.is_clean().await;
 }

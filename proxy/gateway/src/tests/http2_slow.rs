@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::http2::{Client, plan, request};
 use super::slow::{anonymous, is_alone, raise_file_limit};
 use super::*;
-use crate::{Limit, Outcome};
+use crate::{GatewayLimit, RequestOutcome};
 
 const STREAM: &[u8] = b"{\"stream\":true}";
 
@@ -136,15 +136,15 @@ async fn a_peer_that_answers_no_ping_is_dead_and_one_that_does_is_not() {
     let (_waiting, mut sending) = living.begin(request("POST", "/v1/completions"), false).await;
     sending.send_data(Bytes::from_static(b"{}"), true).unwrap();
     eventually("both run", || rig.live() == 2).await;
-    assert_eq!(rig.gauges.limited.count(Limit::H2Ping), 0);
+    assert_eq!(rig.gauges.limited.count(GatewayLimit::H2Ping), 0);
     gone.store(true, Ordering::SeqCst);
-    eventually("the dead one is noticed", || rig.gauges.limited.count(Limit::H2Ping) == 1).await;
+    eventually("the dead one is noticed", || rig.gauges.limited.count(GatewayLimit::H2Ping) == 1).await;
     eventually("its request is given up", || rig.live() == 1).await;
-    assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::ClientGone);
     // The other client was pinged as often, has nothing to read either, and stays connected.
     let (answer, _) = living.ask(request("POST", "/quick"), b"{}").await;
     assert_eq!(answer.status().as_u16(), 200);
-    assert_eq!(rig.gauges.limited.count(Limit::H2Ping), 1);
+    assert_eq!(rig.gauges.limited.count(GatewayLimit::H2Ping), 1);
     drop((dying, living));
     rig.is_clean().await;
 }

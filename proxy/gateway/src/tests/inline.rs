@@ -7,7 +7,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 /// This many events as bytes.
 fn events(count: usize) -> String {
@@ -43,7 +43,7 @@ async fn an_event_passes_before_the_next_one_is_made() {
         tell.send(()).unwrap();
     }
     assert_eq!(client.chunk().await, None);
-    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
     rig.is_clean().await;
 }
 
@@ -173,7 +173,7 @@ async fn a_request_goes_on_while_its_answer_is_not_read() {
     timeout(PATIENCE, client.stream.write_all(&body)).await.expect("all of it is taken").unwrap();
     let head = client.until("\r\n\r\n").await;
     assert_eq!(client.body(&head).await.len(), SIZE);
-    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
     rig.is_clean().await;
 }
 

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::{KeySpec, Keys, Live, Outcome};
+use crate::{ApiKeys, KeySpec, LiveConfig, RequestOutcome};
 
 fn spec(name: &str, key: &str) -> KeySpec {
     KeySpec::unlimited(name, key)
@@ -12,7 +12,7 @@ fn spec(name: &str, key: &str) -> KeySpec {
 
 async fn rig(specs: Vec<KeySpec>, models: Vec<&'static str>, upstream: &Upstream) -> Rig {
     let rig = Rig::with(Plan { models, ..Plan::default() }, &[upstream]).await;
-    rig.control.update(Live { keys: Some(Keys::new(specs)), ..Live::default() });
+    rig.control.update(LiveConfig { keys: Some(ApiKeys::new(specs)), ..LiveConfig::default() });
     rig
 }
 
@@ -84,8 +84,8 @@ async fn a_wrong_key_is_told_before_the_body_is_read() {
     assert!(head.starts_with("HTTP/1.1 401 "), "{head}");
     let body: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!((&body["type"], &body["error"]["type"]), (&"error".into(), &"authentication_error".into()));
-    assert_eq!(rig.record(0).await.outcome, Outcome::Rejected("wrong_key"));
-    assert_eq!(rig.record(1).await.outcome, Outcome::Rejected("no_key"));
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Rejected("wrong_key"));
+    assert_eq!(rig.record(1).await.outcome, RequestOutcome::Rejected("no_key"));
     assert_eq!(upstream.accepted(), 0);
     rig.is_clean().await;
 }
@@ -137,8 +137,8 @@ async fn a_key_sees_and_uses_its_own_models_only() {
             assert!(answer.contains(names) && !answer.contains("`a`,"), "names are told: {answer}");
         }
     }
-    assert_eq!(rig.record(3).await.outcome, Outcome::Rejected("key_model"));
-    assert_eq!(rig.record(5).await.outcome, Outcome::Rejected("unknown_model"));
+    assert_eq!(rig.record(3).await.outcome, RequestOutcome::Rejected("key_model"));
+    assert_eq!(rig.record(5).await.outcome, RequestOutcome::Rejected("unknown_model"));
     for rest in ["", "/", "/props"] {
         let ask = async |model: &str| {
             let (head, answer) =
@@ -174,7 +174,7 @@ async fn a_place_is_held_to_the_end_of_the_answer_and_free_when_the_client_leave
     let (head, answer) = rig.ask(&request).await;
     assert!(head.starts_with("HTTP/1.1 429 ") && head.contains("retry-after: 1\r\n"), "{head}");
     assert!(answer.contains("rate_limit_error"), "{answer}");
-    assert_eq!(rig.record(0).await.outcome, Outcome::Rejected("key_concurrency"));
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Rejected("key_concurrency"));
     let listed = rig.ask(&get("/v1/models", "x-api-key: k\r\n")).await.0;
     assert!(listed.starts_with("HTTP/1.1 200 "), "our own answers take no place: {listed}");
     drop(client);
@@ -309,11 +309,11 @@ async fn a_used_up_rate_is_told_with_the_wait_and_survives_a_reload() {
         let (head, _) = rig.ask(&request).await;
         assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
     }
-    rig.control.update(Live { keys: Some(Keys::new(vec![limited])), ..Live::default() });
+    rig.control.update(LiveConfig { keys: Some(ApiKeys::new(vec![limited])), ..LiveConfig::default() });
     let (head, answer) = rig.ask(&request).await;
     assert!(head.starts_with("HTTP/1.1 429 "), "{head}");
     let after = head.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
     assert!((1700..=1800).contains(&after.parse::<u64>().unwrap()), "half an hour a request: {after}");
     assert!(answer.contains(r#""type":"rate_limit_error""#) && answer.contains("2/h"), "{answer}");
-    assert_eq!(rig.record(2).await.outcome, Outcome::Rejected("key_rate"));
+    assert_eq!(rig.record(2).await.outcome, RequestOutcome::Rejected("key_rate"));
 }

@@ -3,10 +3,10 @@
 use super::http2::{self, Client};
 use super::peer::*;
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 use warden_policies::QuickMap;
 use warden_policies::modes::WhileLoading;
-use warden_supervisor::Coming;
+use warden_supervisor::NextProcess;
 
 const ASKED: &str = r#"{"stream":true}"#;
 pub(super) const SIGN: &str = ": the model is being loaded, some ";
@@ -25,14 +25,16 @@ fn loading_plan() -> Plan {
 
 async fn loads(plan: Plan, mode: WhileLoading, upstream: &Upstream) -> Rig {
     let rig = Rig::with(plan, &[upstream]).await;
-    *rig.backends.coming.lock().unwrap() = Some(Coming {
+    *rig.backends.coming.lock().unwrap() = Some(NextProcess {
         since: Some(Instant::now()),
         took: Some(Duration::from_secs(600)),
-        ..Coming::default()
+        ..NextProcess::default()
     });
     let rules = Arc::new(ModelRules { loading: mode, ..ModelRules::default() });
-    rig.control
-        .update(Live { models: QuickMap::from_iter([(ModelName::new("m"), rules)]), ..Live::default() });
+    rig.control.update(LiveConfig {
+        models: QuickMap::from_iter([(ModelName::new("m"), rules)]),
+        ..LiveConfig::default()
+    });
     rig
 }
 
@@ -65,7 +67,7 @@ async fn a_stream_begins_before_its_model_is_loaded_and_goes_on_with_its_answer(
         rig.backends.room.add_permits(1);
         client.until("data: {\"a\":1}\n\n").await;
         let record = rig.record(0).await;
-        assert_eq!((record.status, record.outcome, record.stream), (200, Outcome::Ok, true));
+        assert_eq!((record.status, record.outcome, record.stream), (200, RequestOutcome::Ok, true));
         assert_eq!(record.late_status, Some(200));
         // The connection is still usable.
         *rig.backends.coming.lock().unwrap() = None;
@@ -113,7 +115,7 @@ async fn a_client_that_does_not_read_its_signs_keeps_no_slot_waiting_when_its_mo
     assert!(SIGN.as_bytes().starts_with(&first), "as much of the first sign as it has room for: {first:?}");
     rig.backends.room.add_permits(1);
     eventually("it is computed, and its slot free", || upstream.accepted() == 1 && rig.live() == 0).await;
-    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
     body.flow_control().release_capacity(first.len()).unwrap();
     let mut all = Vec::new();
     while let Some(piece) = timeout(PATIENCE, body.data()).await.unwrap() {
@@ -168,13 +170,14 @@ async fn what_is_refused_then_is_an_event_of_its_dialect() {
         let mut client = rig.client().await;
         client.send(&post(path, ASKED)).await;
         client.until(SIGN).await;
-        *rig.backends.denied.lock().unwrap() = Some(Denied::Deadline { waited: Duration::from_secs(300) });
+        *rig.backends.denied.lock().unwrap() =
+            Some(LeaseDenied::Deadline { waited: Duration::from_secs(300) });
         rig.backends.room.add_permits(1);
         let error = client.until("0\r\n\r\n").await;
         assert!(error.contains(event) && error.contains("within 300.0 s"), "{path}: {error}");
         let record = rig.record(0).await;
         assert_eq!((record.status, record.stream, record.late_status), (200, true, Some(503)));
-        assert_eq!(record.outcome, Outcome::Denied("queue_deadline"));
+        assert_eq!(record.outcome, RequestOutcome::Denied("queue_deadline"));
         drop(client);
         rig.is_clean().await;
     }
@@ -234,7 +237,7 @@ async fn a_client_that_leaves_meanwhile_leaves_nothing() {
     client.until(SIGN).await;
     drop(client);
     let record = rig.record(0).await;
-    assert_eq!((record.status, record.outcome), (200, Outcome::ClientGone));
+    assert_eq!((record.status, record.outcome), (200, RequestOutcome::ClientGone));
     eventually("nobody waits", || rig.backends.waiting.load(Ordering::SeqCst) == 0).await;
     rig.is_clean().await;
 }
@@ -251,7 +254,8 @@ async fn a_refusal_that_comes_soon_and_whatever_is_no_stream_keep_their_status()
         let mut client = rig.client().await;
         client.send(&post("/v1/chat/completions", body)).await;
         eventually("it waits", || rig.backends.waiting.load(Ordering::SeqCst) == 1).await;
-        *rig.backends.denied.lock().unwrap() = Some(Denied::Deadline { waited: Duration::from_secs(300) });
+        *rig.backends.denied.lock().unwrap() =
+            Some(LeaseDenied::Deadline { waited: Duration::from_secs(300) });
         sleep(Duration::from_millis(50)).await;
         rig.backends.room.add_permits(1);
         let (head, _) = client.response().await;
@@ -261,7 +265,7 @@ async fn a_refusal_that_comes_soon_and_whatever_is_no_stream_keep_their_status()
     }
     let rig = loading(WhileLoading::Comment, &upstream).await;
     *rig.backends.denied.lock().unwrap() =
-        Some(Denied::TooSlow { left: Duration::from_secs(90), wait: Duration::from_secs(10) });
+        Some(LeaseDenied::TooSlow { left: Duration::from_secs(90), wait: Duration::from_secs(10) });
     let (head, body) = rig.ask(&post("/v1/chat/completions", ASKED)).await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 90\r\n"), "{head}");
     assert!(body.contains("\"details\":{\"loads_in_s\":90,\"queue_wait_s\":10}"), "{body}");

@@ -48,21 +48,25 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::modes::OnDeath;
-use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHeadTime, WorkDone, defaults};
 use warden_supervisor::{
-    Address, Alone, CanaryRoute, Coming, ControlError, Denied, Endpoint, FleetView, Kin, ModelState,
-    ModelView, Outcome as Ended, ResolveError, Size, Turn, Weighed,
+    AnswerIdentity, CanaryRoute, ControlError, ConversationTurn, ExchangeOutcome as Ended, FleetView,
+    LeaseAddress, LeaseDenied, ListenAddress, ModelState, ModelView, NextProcess, PromptFit, PromptSize,
+    ResolveError, SolitudeResult,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
-use crate::backend::backends::{BackendLease, Backends, BoxFuture};
-use crate::backend::pool::Pool;
-use crate::{Control, Ends, Gateway, GatewayConfig, Gauges, Live, ModelRules, Observer, Record, Requests};
+use crate::backend::backends::{BackendLease, BoxFuture, LeaseProvider};
+use crate::backend::pool::ConnectionPool;
+use crate::{
+    Gateway, GatewayConfig, GatewayControl, GatewayGauges, GatewayObserver, LiveConfig, ModelRules,
+    RequestRecord, RequestRegistry, StopTokens,
+};
 
 /// Facts of a new build.
 const NEW: ServerFacts = ServerFacts {
-    stream_head: StreamHead::BeforeFirstToken,
+    stream_head: StreamHeadTime::BeforeFirstToken,
     unix_sockets: Some(true),
     http_threads: Some(ServerFacts::THREADS_ON_DEMAND),
     slot_files: None,
@@ -70,7 +74,7 @@ const NEW: ServerFacts = ServerFacts {
 };
 
 /// Identity of all generations.
-const KIN: Kin = Kin { made_of: 1, but_for_binary: 1, answer_tokens: None };
+const KIN: AnswerIdentity = AnswerIdentity { made_of: 1, but_for_binary: 1, answer_tokens: None };
 
 /// Time limit of every wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -114,8 +118,8 @@ struct TestBackends {
     waiting: Arc<AtomicUsize>,
     live: Arc<AtomicUsize>,
     granted: AtomicUsize,
-    pools: Mutex<HashMap<u64, Arc<Pool>>>,
-    work: Arc<Mutex<Vec<Work>>>,
+    pools: Mutex<HashMap<u64, Arc<ConnectionPool>>>,
+    work: Arc<Mutex<Vec<WorkDone>>>,
     /// Answer bytes reported as progress.
     heard: AtomicUsize,
     /// Reported events with data.
@@ -123,7 +127,7 @@ struct TestBackends {
     /// Number of generations reported as broken.
     doubts: AtomicUsize,
     ended: Mutex<Vec<Ended>>,
-    turns: Mutex<Vec<Turn>>,
+    turns: Mutex<Vec<ConversationTurn>>,
     keeps_turns: AtomicBool,
     saves_for_us: AtomicBool,
     /// Tokens given with each request for a slot.
@@ -135,28 +139,28 @@ struct TestBackends {
     dead: AtomicBool,
     /// Address of another program that has the port of every generation; their processes are gone.
     stranger: Mutex<Option<SocketAddr>>,
-    denied: Mutex<Option<Denied>>,
+    denied: Mutex<Option<LeaseDenied>>,
     /// State of the models in views, and for requests that load none; unloaded and ready if `None`.
     shown: Mutex<Option<ModelState>>,
     /// Models that a client unloaded.
     let_go: Mutex<Vec<String>>,
     /// When the model will serve; `None` while it does.
-    coming: Mutex<Option<Coming>>,
+    coming: Mutex<Option<NextProcess>>,
     /// Facts of the backends' build.
     facts: Mutex<ServerFacts>,
     /// Quarantine state of all requests, and the reports about them.
-    standing: Mutex<Standing>,
+    standing: Mutex<RequestStanding>,
     told: Mutex<Vec<&'static str>>,
     /// The processes take long to end: waits for that are counted, and last until this is notified.
     slow_end: Mutex<Option<Arc<Notify>>>,
     /// Identity of the generations after the first, if known.
-    kin_of_later: Mutex<Option<Kin>>,
+    kin_of_later: Mutex<Option<AnswerIdentity>>,
     settling: AtomicUsize,
     /// The canary, and its socket if it has a place free.
     canary: Mutex<Option<(CanaryRoute, Option<PathBuf>)>>,
     granted_by_canary: AtomicUsize,
     /// Note at which the request `x` is cancelled.
-    cancels_when: Mutex<Option<(&'static str, Requests)>>,
+    cancels_when: Mutex<Option<(&'static str, RequestRegistry)>>,
 }
 
 impl TestBackends {
@@ -180,7 +184,7 @@ impl Drop for Waiting {
 }
 
 struct TestRight {
-    address: Address,
+    address: LeaseAddress,
     generation: u64,
     backends: Arc<TestBackends>,
     _room: OwnedSemaphorePermit,
@@ -194,7 +198,7 @@ impl Drop for TestRight {
 
 struct Shell(Arc<TestBackends>);
 
-impl Backends for Shell {
+impl LeaseProvider for Shell {
     fn takes_any_name(&self) -> bool {
         self.0.any_name
     }
@@ -219,7 +223,7 @@ impl Backends for Shell {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
         self.lease(model, kind, tokens)
     }
 
@@ -228,7 +232,7 @@ impl Backends for Shell {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>> {
+    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
         let backends = self.0.clone();
         let _ = model;
         if kind == LeaseKind::Slot {
@@ -253,8 +257,8 @@ impl Backends for Shell {
             backends.live.fetch_add(1, Ordering::SeqCst);
             backends.granted.fetch_add(1, Ordering::SeqCst);
             let stranger = *backends.stranger.lock().unwrap();
-            let endpoint =
-                stranger.map_or_else(|| Endpoint::Unix(backends.sockets[turn].clone()), Endpoint::Tcp);
+            let endpoint = stranger
+                .map_or_else(|| ListenAddress::Unix(backends.sockets[turn].clone()), ListenAddress::Tcp);
             Ok(Arc::new(TestRight {
                 address: endpoint.into(),
                 generation: turn as u64,
@@ -269,7 +273,7 @@ impl Backends for Shell {
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, Denied>> {
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, LeaseDenied>> {
         if *self.0.shown.lock().unwrap() == Some(ModelState::Unloaded) {
             return Box::pin(async { Ok(None) });
         }
@@ -293,20 +297,20 @@ impl Backends for Shell {
         self.0.granted_by_canary.fetch_add(1, Ordering::SeqCst);
         let (generation, backends) = (CANARY, self.0.clone());
         Some(Arc::new(TestRight {
-            address: Endpoint::Unix(socket).into(),
+            address: ListenAddress::Unix(socket).into(),
             generation,
             backends,
             _room: room,
         }))
     }
 
-    fn weigh(&self, _: &ModelName, size: Size) -> Weighed {
-        let Some(room) = *self.0.room_tokens.lock().unwrap() else { return Weighed::Unasked };
+    fn weigh(&self, _: &ModelName, size: PromptSize) -> PromptFit {
+        let Some(room) = *self.0.room_tokens.lock().unwrap() else { return PromptFit::Unasked };
         let tokens = match size {
-            Size::Bytes(bytes) => bytes / 3,
-            Size::Tokens(tokens) => tokens,
+            PromptSize::Bytes(bytes) => bytes / 3,
+            PromptSize::Tokens(tokens) => tokens,
         };
-        if tokens <= room { Weighed::Fits { tokens } } else { Weighed::Unclear { tokens } }
+        if tokens <= room { PromptFit::Fits { tokens } } else { PromptFit::Unclear { tokens } }
     }
 
     fn refuses(&self, _: &ModelName) -> bool {
@@ -317,15 +321,15 @@ impl Backends for Shell {
         true
     }
 
-    fn coming(&self, _: &ModelName) -> Option<Coming> {
+    fn coming(&self, _: &ModelName) -> Option<NextProcess> {
         *self.0.coming.lock().unwrap()
     }
 
-    fn standing(&self, _: &ModelName, _: Fingerprint) -> Standing {
+    fn standing(&self, _: &ModelName, _: RequestFingerprint) -> RequestStanding {
         *self.0.standing.lock().unwrap()
     }
 
-    fn note_refusal(&self, _: &ModelName, _: Fingerprint) {
+    fn note_refusal(&self, _: &ModelName, _: RequestFingerprint) {
         self.0.told.lock().unwrap().push("refusal");
     }
 
@@ -349,22 +353,22 @@ impl BackendLease for TestRight {
     fn generation(&self) -> GenerationId {
         GenerationId(self.generation)
     }
-    fn address(&self) -> &Address {
+    fn address(&self) -> &LeaseAddress {
         &self.address
     }
     fn is_canary(&self) -> bool {
         self.generation == CANARY
     }
     fn is_running(&self) -> bool {
-        matches!(self.address, Address::Process(Endpoint::Unix(_)))
+        matches!(self.address, LeaseAddress::Process(ListenAddress::Unix(_)))
             && !self.backends.dead.load(Ordering::SeqCst)
     }
     fn was_stopped(&self) -> bool {
         !self.backends.dead.load(Ordering::SeqCst)
     }
-    fn kin(&self) -> Option<Kin> {
+    fn kin(&self) -> Option<AnswerIdentity> {
         if self.generation == CANARY {
-            return Some(Kin { made_of: 2, ..KIN });
+            return Some(AnswerIdentity { made_of: 2, ..KIN });
         }
         if self.generation == 0 { Some(KIN) } else { *self.backends.kin_of_later.lock().unwrap() }
     }
@@ -372,7 +376,7 @@ impl BackendLease for TestRight {
     fn queued_for(&self) -> Duration {
         Duration::ZERO
     }
-    fn add_work(&self, work: Work) {
+    fn add_work(&self, work: WorkDone) {
         self.backends.work.lock().unwrap().push(work);
     }
     fn note_outcome(&self, outcome: &Ended) {
@@ -382,7 +386,7 @@ impl BackendLease for TestRight {
     fn note_progress(&self, bytes: usize) {
         self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
     }
-    fn note_asked(&self, _: Arc<crate::body::sent::Sent>, _: bool) {}
+    fn note_asked(&self, _: Arc<crate::body::sent::SentBody>, _: bool) {}
     fn note_answered(&self, _: bool, _: bool) {
         self.backends.noted("answered");
     }
@@ -394,14 +398,14 @@ impl BackendLease for TestRight {
     fn keeps_turns(&self) -> bool {
         self.backends.keeps_turns.load(Ordering::SeqCst)
     }
-    fn note_turn(&self, turn: Turn) {
+    fn note_turn(&self, turn: ConversationTurn) {
         self.backends.turns.lock().unwrap().push(turn);
     }
     fn saves_for_us(&self) -> bool {
         self.backends.saves_for_us.load(Ordering::SeqCst)
     }
     fn note_setting(&self, _: &str, _: bytes::Bytes) {}
-    fn pool(&self, init: &dyn Fn() -> Pool) -> Arc<Pool> {
+    fn pool(&self, init: &dyn Fn() -> ConnectionPool) -> Arc<ConnectionPool> {
         let mut pools = self.backends.pools.lock().unwrap();
         pools.entry(self.generation).or_insert_with(|| Arc::new(init())).clone()
     }
@@ -413,15 +417,15 @@ impl BackendLease for TestRight {
         *self.backends.facts.lock().unwrap()
     }
 
-    fn standing(&self, _: Fingerprint) -> Standing {
+    fn standing(&self, _: RequestFingerprint) -> RequestStanding {
         *self.backends.standing.lock().unwrap()
     }
 
-    fn broke(&self, _: Fingerprint) {
+    fn broke(&self, _: RequestFingerprint) {
         self.backends.told.lock().unwrap().push("broke");
     }
 
-    fn lost(&self, _: Fingerprint) {
+    fn lost(&self, _: RequestFingerprint) {
         self.backends.told.lock().unwrap().push("lost");
     }
 
@@ -435,22 +439,22 @@ impl BackendLease for TestRight {
         })
     }
 
-    fn alone(self: Arc<Self>, _: Fingerprint) -> BoxFuture<'static, Alone> {
+    fn alone(self: Arc<Self>, _: RequestFingerprint) -> BoxFuture<'static, SolitudeResult> {
         self.backends.told.lock().unwrap().push("alone");
-        Box::pin(async { Alone::Granted })
+        Box::pin(async { SolitudeResult::Granted })
     }
 
     fn is_alone(&self) -> bool {
         self.backends.told.lock().unwrap().contains(&"alone")
     }
 
-    fn alone_for(&self, _: Fingerprint) -> Duration {
+    fn alone_for(&self, _: RequestFingerprint) -> Duration {
         PATIENCE
     }
 
     fn join(&self) {}
 
-    fn survived(&self, _: Fingerprint) {
+    fn survived(&self, _: RequestFingerprint) {
         self.backends.told.lock().unwrap().push("survived");
     }
 
@@ -476,10 +480,10 @@ impl BackendLease for TestRight {
 }
 
 #[derive(Default)]
-struct Records(Mutex<Vec<Record>>);
+struct Records(Mutex<Vec<RequestRecord>>);
 
-impl Observer for Records {
-    fn request_done(&self, record: &Record) {
+impl GatewayObserver for Records {
+    fn request_done(&self, record: &RequestRecord) {
         self.0.lock().unwrap().push(record.clone());
     }
 }
@@ -516,10 +520,10 @@ struct Rig {
     address: SocketAddr,
     backends: Arc<TestBackends>,
     records: Arc<Records>,
-    gauges: Arc<Gauges>,
-    tls: Option<Arc<crate::Tls>>,
-    control: Control,
-    requests: Requests,
+    gauges: Arc<GatewayGauges>,
+    tls: Option<Arc<crate::TlsState>>,
+    control: GatewayControl,
+    requests: RequestRegistry,
     stop: CancellationToken,
     /// Another instance has taken over.
     retire: CancellationToken,
@@ -561,7 +565,7 @@ impl Rig {
             shown: Mutex::default(),
             let_go: Mutex::default(),
             facts: Mutex::new(NEW),
-            standing: Mutex::new(Standing::Clear),
+            standing: Mutex::new(RequestStanding::Clear),
             slow_end: Mutex::default(),
             kin_of_later: Mutex::new(Some(KIN)),
             settling: AtomicUsize::new(0),
@@ -572,11 +576,11 @@ impl Rig {
         });
         let records = Arc::new(Records::default());
         let bound = Gateway::bind(plan.config).await.unwrap();
-        let (address, gauges, ends) = (bound.local_addr(), bound.gauges(), Ends::default());
+        let (address, gauges, ends) = (bound.local_addr(), bound.gauges(), StopTokens::default());
         let (control, requests) = (bound.control(), bound.requests());
         let rules = Arc::new(ModelRules { on_death: plan.on_death, ..ModelRules::default() });
         let models = plan.models.iter().map(|model| (ModelName::new(model), rules.clone())).collect();
-        control.update(Live { models, ..Live::default() });
+        control.update(LiveConfig { models, ..LiveConfig::default() });
         let tls = bound.tls();
         let mut serving = JoinSet::new();
         serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), ends.clone()));
@@ -611,7 +615,7 @@ impl Rig {
     }
 
     /// Returns the record of the `n`th request that ended, from 0.
-    async fn record(&self, n: usize) -> Record {
+    async fn record(&self, n: usize) -> RequestRecord {
         eventually("the record", || self.records.0.lock().unwrap().len() > n).await;
         self.records.0.lock().unwrap()[n].clone()
     }

@@ -1,13 +1,13 @@
 //! Requests for a foreign host name.
 
-use warden_policies::{Names, Origins};
+use warden_policies::{AllowedOrigins, HostNames};
 
 use super::http2::{Client, request};
 use super::*;
-use crate::{Cors, Live, Outcome};
+use crate::{CorsConfig, LiveConfig, RequestOutcome};
 
-fn named(texts: &[&str]) -> Live {
-    Live { names: Names::parse(texts).unwrap(), ..Live::default() }
+fn named(texts: &[&str]) -> LiveConfig {
+    LiveConfig { names: HostNames::parse(texts).unwrap(), ..LiveConfig::default() }
 }
 
 #[tokio::test]
@@ -25,12 +25,15 @@ async fn a_form_of_a_foreign_page_is_refused_before_anything_is_done() {
     };
     let evil = form("Origin: https://evil.example\r\nContent-Type: text/plain\r\n");
     assert!(rig.ask(&evil).await.0.starts_with("HTTP/1.1 200 "), "every page may call");
-    let cors = Cors { origins: Origins::parse(&["https://app.example"]).unwrap(), ..Cors::default() };
-    rig.control.update(Live { cors, ..Live::default() });
+    let cors = CorsConfig {
+        origins: AllowedOrigins::parse(&["https://app.example"]).unwrap(),
+        ..CorsConfig::default()
+    };
+    rig.control.update(LiveConfig { cors, ..LiveConfig::default() });
     let (head, body) = rig.ask(&evil).await;
     assert!(head.starts_with("HTTP/1.1 403 ") && body.contains("server.cors"), "{head}{body}");
     assert!(!head.contains("access-control-allow-origin"), "{head}");
-    assert_eq!(rig.record(1).await.outcome, Outcome::Rejected("origin"));
+    assert_eq!(rig.record(1).await.outcome, RequestOutcome::Rejected("origin"));
     for known in ["Origin: https://app.example\r\n", "Origin: http://h\r\n", ""] {
         assert!(rig.ask(&form(known)).await.0.starts_with("HTTP/1.1 200 "), "{known}");
     }
@@ -70,7 +73,7 @@ async fn a_foreign_name_is_refused_before_anything_is_done_whoever_it_comes_from
     }
     eventually("all were told of", || {
         let records = rig.records.0.lock().unwrap();
-        records.iter().filter(|record| record.outcome == Outcome::Rejected("name")).count() == refused
+        records.iter().filter(|record| record.outcome == RequestOutcome::Rejected("name")).count() == refused
     })
     .await;
     // A client without a host name is no browser; a POST is refused before its body is read.

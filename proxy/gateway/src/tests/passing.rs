@@ -1,7 +1,7 @@
 //! Bytes that pass, and how they are counted.
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 #[tokio::test]
 async fn a_request_and_its_answer_pass_unchanged() {
@@ -35,7 +35,7 @@ async fn a_request_and_its_answer_pass_unchanged() {
     assert!(head.contains("x-request-id: mine\r\n") && !head.contains("keep-alive"), "{head}");
     assert!(head.contains("content-type: application/json; charset=utf-8\r\n"), "{head}");
     let record = rig.record(0).await;
-    assert_eq!((record.outcome, record.status, record.route), (Outcome::Ok, 200, "chat"));
+    assert_eq!((record.outcome, record.status, record.route), (RequestOutcome::Ok, 200, "chat"));
     assert_eq!((record.bytes_in, record.bytes_out), (body.len() as u64, body.len() as u64));
     assert_eq!((record.request_id.as_str(), record.retries), ("mine", 0));
     rig.is_clean().await;
@@ -88,10 +88,10 @@ async fn a_stream_passes_event_by_event_and_its_work_is_counted() {
     assert!(client.chunk().await.unwrap().ends_with(b"data: [DONE]\n\n"));
     assert_eq!(client.chunk().await, None);
     let record = rig.record(0).await;
-    assert_eq!((record.outcome, record.stream), (Outcome::Ok, true));
+    assert_eq!((record.outcome, record.stream), (RequestOutcome::Ok, true));
     assert_eq!(
         record.work,
-        Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 1, ..Work::default() }
+        WorkDone { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 1, ..WorkDone::default() }
     );
     assert!(record.first_byte.unwrap() < record.total);
     rig.is_clean().await;
@@ -112,7 +112,7 @@ async fn work_is_counted_once_from_the_answer() {
     let work = rig.backends.work.lock().unwrap().clone();
     assert_eq!(
         work,
-        [Work { requests: 1, prompt_tokens: 3, output_tokens: 4, images: 0, ..Work::default() }],
+        [WorkDone { requests: 1, prompt_tokens: 3, output_tokens: 4, images: 0, ..WorkDone::default() }],
         "tokenize is no work"
     );
 }

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use warden_policies::modes::OnDeath;
-use warden_supervisor::Said;
+use warden_supervisor::AnswerText;
 
 use super::peer::{EVENTS, Upstream, json_answer, post};
 use super::{Plan, Rig, eventually};
-use crate::Outcome;
+use crate::RequestOutcome;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -50,11 +50,11 @@ fn answering() -> Upstream {
 #[tokio::test]
 async fn a_conversation_is_remembered_with_its_answer_however_it_was_asked_for() {
     for (body, on_death, said) in [
-        (r#"{"messages":[1],"stream":true}"#, OnDeath::Continue, Said::Text("Hello".to_owned())),
+        (r#"{"messages":[1],"stream":true}"#, OnDeath::Continue, AnswerText::Text("Hello".to_owned())),
         // The text of a stream is recorded only if it may have to be continued.
-        (r#"{"messages":[1],"stream":true}"#, OnDeath::Error, Said::Nothing),
-        (r#"{"messages":[1]}"#, OnDeath::Continue, Said::Nothing),
-        (r#"{"messages":[1]}"#, OnDeath::Error, Said::Nothing),
+        (r#"{"messages":[1],"stream":true}"#, OnDeath::Error, AnswerText::Nothing),
+        (r#"{"messages":[1]}"#, OnDeath::Continue, AnswerText::Nothing),
+        (r#"{"messages":[1]}"#, OnDeath::Error, AnswerText::Nothing),
     ] {
         let upstream = answering();
         let rig = rig(&upstream, on_death).await;
@@ -64,7 +64,7 @@ async fn a_conversation_is_remembered_with_its_answer_however_it_was_asked_for()
         let turn = rig.backends.turns.lock().unwrap().pop().unwrap();
         assert_eq!((turn.path.as_str(), turn.body.as_deref()), (CHAT, Some(body.as_bytes())));
         assert_eq!((turn.tokens, turn.prefill, turn.has_media), (312, Some((10, 5.0)), false));
-        let said = if body.contains("stream") { said } else { Said::Whole(answer.into()) };
+        let said = if body.contains("stream") { said } else { AnswerText::Whole(answer.into()) };
         assert_eq!(turn.said, said, "{body} {on_death:?}");
         rig.is_clean().await;
     }
@@ -95,7 +95,7 @@ async fn refusals_other_routes_and_a_model_that_keeps_nothing_are_not_remembered
         Upstream::answering(|_, _| b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}".to_vec());
     let refused = rig(&refusing, OnDeath::Continue).await;
     refused.ask(&post(CHAT, r#"{"messages":[1]}"#)).await;
-    assert_eq!(refused.record(0).await.outcome, Outcome::Ok);
+    assert_eq!(refused.record(0).await.outcome, RequestOutcome::Ok);
     let answering = answering();
     let other = rig(&answering, OnDeath::Continue).await;
     other.ask(&post("/v1/embeddings", r#"{"input":"x"}"#)).await;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::{KeySpec, Keys, Live, Outcome};
+use crate::{ApiKeys, KeySpec, LiveConfig, RequestOutcome};
 
 fn get(path: &str, fields: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\n{fields}\r\n").into_bytes()
@@ -46,7 +46,7 @@ async fn what_only_looks_at_a_model_that_is_not_loaded_says_so_and_loads_none() 
         let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
         assert_eq!(answer["error"]["code"], "model_not_loaded", "{path}: {answer}");
     }
-    assert_eq!(rig.record(0).await.outcome, Outcome::Denied("not_loaded"));
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Denied("not_loaded"));
     // A request that needs a process loads the model if its client says so.
     for (request, status) in [
         (post("/v1/completions?autoload=false", r#"{"model":"a"}"#), "503"),
@@ -103,7 +103,7 @@ async fn models_are_loaded_and_let_go_as_by_llama_servers_router() {
         let words = answer["error"]["message"].as_str().unwrap();
         assert!(told == status && words.contains(message), "{path} {body}: {told} {answer}");
     }
-    *rig.backends.denied.lock().unwrap() = Some(Denied::QueueFull { waiting: 3, depth: 3 });
+    *rig.backends.denied.lock().unwrap() = Some(LeaseDenied::QueueFull { waiting: 3, depth: 3 });
     assert_eq!(call("/models/load", r#"{"model":"a"}"#).await.0, "503", "told at once");
     *rig.backends.denied.lock().unwrap() = None;
     *rig.backends.shown.lock().unwrap() = Some(ModelState::Loaded);
@@ -129,7 +129,7 @@ async fn who_may_use_a_model_may_load_and_let_it_go_and_an_operator_also_a_pinne
     let some = |names: &[&str]| Some(names.iter().map(ModelName::new).collect::<HashSet<_>>());
     let few = KeySpec { models: some(&["a", "pinned"]), ..KeySpec::unlimited("few", "k") };
     let operator = KeySpec { operator: true, ..KeySpec::unlimited("operator", "o") };
-    rig.control.update(Live { keys: Some(Keys::new(vec![few, operator])), ..Live::default() });
+    rig.control.update(LiveConfig { keys: Some(ApiKeys::new(vec![few, operator])), ..LiveConfig::default() });
     for (key, path, model, status) in [
         ("k", "/models/unload", "a", "200"),
         ("k", "/models/unload", "b", "404"),
@@ -147,7 +147,7 @@ async fn who_may_use_a_model_may_load_and_let_it_go_and_an_operator_also_a_pinne
     assert_eq!(let_go, "a by client, key few, 127.0.0.1; pinned by client, key operator, 127.0.0.1");
     // A key with one model sees no router.
     let one = KeySpec { models: some(&["a"]), ..KeySpec::unlimited("one", "1") };
-    rig.control.update(Live { keys: Some(Keys::new(vec![one])), ..Live::default() });
+    rig.control.update(LiveConfig { keys: Some(ApiKeys::new(vec![one])), ..LiveConfig::default() });
     *rig.backends.shown.lock().unwrap() = Some(ModelState::Unloaded);
     let (head, _) = rig.ask(&with("1", &get("/props", ""))).await;
     assert!(head.starts_with("HTTP/1.1 503 "), "{head}");

@@ -8,7 +8,7 @@ use warden_policies::QuickMap;
 use warden_policies::modes::ChooseMode;
 
 use super::*;
-use crate::{KeyHash, KeySpec, Keys, Listing, Live, ModelRules, Name, RequestRules};
+use crate::{ApiKeys, KeyHash, KeySpec, ListingRules, LiveConfig, ModelRules, RequestRules, VirtualName};
 
 fn echo() -> Upstream {
     Upstream::answering(|head, body| {
@@ -18,7 +18,7 @@ fn echo() -> Upstream {
 
 fn tell(rig: &Rig, model: &str, rules: ModelRules) {
     let models = QuickMap::from_iter([(ModelName::new(model), Arc::new(rules))]);
-    rig.control.update(Live { models, ..Live::default() });
+    rig.control.update(LiveConfig { models, ..LiveConfig::default() });
 }
 
 fn most(tokens: u64) -> ModelRules {
@@ -171,7 +171,7 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
     let upstream = echo();
     let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
     let of = |name: &str, tokens| (ModelName::new(name), Arc::new(most(tokens)));
-    let name = |models| Name { models, choose: ChooseMode::Loaded };
+    let name = |models| VirtualName { models, choose: ChooseMode::Loaded };
     let by_name = BTreeMap::from([
         ("brief".to_owned(), name(vec![of("b", 7)])),
         ("any".to_owned(), name(vec![of("a", 8), of("b", 9)])),
@@ -179,7 +179,7 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
         ("a".to_owned(), name(vec![of("a", 6)])),
     ]);
     let models = QuickMap::from_iter([of("b", 50)]);
-    rig.control.update(Live { models, by_name, ..Live::default() });
+    rig.control.update(LiveConfig { models, by_name, ..LiveConfig::default() });
     for (asked, tokens, model) in [
         ("brief", 7, "b"),
         ("any", 8, "a"),
@@ -226,13 +226,13 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
 async fn a_pattern_means_its_model_for_each_name_that_nothing_else_has() {
     let upstream = echo();
     let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
-    let name = |model: &str, tokens| Name {
+    let name = |model: &str, tokens| VirtualName {
         models: vec![(ModelName::new(model), Arc::new(most(tokens)))],
         choose: ChooseMode::Loaded,
     };
     let named = [("claude-*", "b", 7), ("claude-haiku-*", "a", 8), ("exact", "a", 9)];
     let mut by_name = BTreeMap::from(named.map(|(own, model, tokens)| (own.to_owned(), name(model, tokens))));
-    rig.control.update(Live { by_name: by_name.clone(), ..Live::default() });
+    rig.control.update(LiveConfig { by_name: by_name.clone(), ..LiveConfig::default() });
     let body =
         |asked: &str| post("/v1/chat/completions", &format!(r#"{{"model":"{asked}","max_tokens":90}}"#));
     for (asked, tokens) in
@@ -246,7 +246,7 @@ async fn a_pattern_means_its_model_for_each_name_that_nothing_else_has() {
     let (_, list) = rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
     assert!(list.contains("exact") && !list.contains('*'), "{list}");
     by_name.insert("*".to_owned(), name("a", 5));
-    rig.control.update(Live { by_name, ..Live::default() });
+    rig.control.update(LiveConfig { by_name, ..LiveConfig::default() });
     let (_, answer) = rig.ask(&body("gpt-5")).await;
     assert!(answer.contains(r#""max_tokens":5}"#), "{answer}");
 }
@@ -260,15 +260,15 @@ async fn lists_of_models_say_what_the_configuration_says_of_them() {
     let fields = fields.as_object().unwrap().clone();
     let rules = |listing| Arc::new(ModelRules { listing, ..ModelRules::default() });
     let models = QuickMap::from_iter([
-        (ModelName::new("a"), rules(Listing { hidden: false, fields })),
-        (ModelName::new("b"), rules(Listing { hidden: true, ..Listing::default() })),
+        (ModelName::new("a"), rules(ListingRules { hidden: false, fields })),
+        (ModelName::new("b"), rules(ListingRules { hidden: true, ..ListingRules::default() })),
     ]);
-    let of = |model: &str| Name {
+    let of = |model: &str| VirtualName {
         models: vec![(ModelName::new(model), Arc::default())],
         choose: ChooseMode::Loaded,
     };
     let by_name = BTreeMap::from([("of-a".to_owned(), of("a")), ("of-b".to_owned(), of("b"))]);
-    rig.control.update(Live { models, by_name, ..Live::default() });
+    rig.control.update(LiveConfig { models, by_name, ..LiveConfig::default() });
     let (_, list) = rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
     let list: serde_json::Value = serde_json::from_str(&list).unwrap();
     let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
@@ -290,7 +290,7 @@ async fn a_key_has_a_right_to_a_name_or_to_models_behind_it() {
     let of = |name: &str, tokens| (ModelName::new(name), Arc::new(most(tokens)));
     let by_name = BTreeMap::from([(
         "any".to_owned(),
-        Name { models: vec![of("a", 8), of("b", 9)], choose: ChooseMode::Loaded },
+        VirtualName { models: vec![of("a", 8), of("b", 9)], choose: ChooseMode::Loaded },
     )]);
     for (models, answers) in [(vec!["any"], "8"), (vec!["b"], "9"), (vec!["c"], "")] {
         let key = KeySpec {
@@ -302,8 +302,8 @@ async fn a_key_has_a_right_to_a_name_or_to_models_behind_it() {
             concurrency: None,
             operator: false,
         };
-        let keys = Some(Keys::new(vec![key]));
-        rig.control.update(Live { by_name: by_name.clone(), keys, ..Live::default() });
+        let keys = Some(ApiKeys::new(vec![key]));
+        rig.control.update(LiveConfig { by_name: by_name.clone(), keys, ..LiveConfig::default() });
         let body = r#"{"model":"any","max_tokens":90}"#;
         let asked = String::from_utf8(post("/v1/chat/completions", body)).unwrap();
         let asked = asked.replacen("\r\n", "\r\nAuthorization: Bearer sk-0123456789abcdef\r\n", 1);

@@ -1,7 +1,7 @@
 //! Clients that do not read, send in a trickle, or leave in ways that are hard to notice.
 
 use super::*;
-use crate::{Limit, Outcome};
+use crate::{GatewayLimit, RequestOutcome};
 
 /// Raises the limit of open files for a test with thousands of connections: both ends are in this process.
 pub(super) fn raise_file_limit() {
@@ -91,8 +91,8 @@ async fn a_client_that_takes_nothing_is_cut_in_time() {
     client.send(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
     eventually("its stream began", || upstream.accepted() == 1).await;
     eventually("it is cut", || upstream.open() == 0).await;
-    eventually("it is counted", || rig.gauges.limited.count(Limit::SendTime) == 1).await;
-    assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::SendTime) == 1).await;
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::ClientGone);
     rig.is_clean().await;
     eventually("no connection is counted", || rig.gauges.connections.load(Ordering::SeqCst) == 0).await;
 }
@@ -135,7 +135,7 @@ async fn a_client_that_leaves_behind_unread_bytes_is_noticed() {
         }
         drop(client);
         eventually("it is given up", || upstream.open() == 0).await;
-        assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
+        assert_eq!(rig.record(0).await.outcome, RequestOutcome::ClientGone);
         rig.is_clean().await;
     }
 }

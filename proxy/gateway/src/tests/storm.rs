@@ -2,7 +2,7 @@
 //! Afterwards all counters must balance.
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -89,13 +89,20 @@ async fn after_a_storm_the_books_balance() {
     let told = |outcome| records.iter().filter(|record| record.outcome == outcome).count();
     println!(
         "ok {}, gone {}, died {}, of {}",
-        told(Outcome::Ok),
-        told(Outcome::ClientGone),
-        told(Outcome::UpstreamDied),
+        told(RequestOutcome::Ok),
+        told(RequestOutcome::ClientGone),
+        told(RequestOutcome::UpstreamDied),
         records.len()
     );
-    assert_eq!(told(Outcome::Ok) + told(Outcome::ClientGone) + told(Outcome::UpstreamDied), records.len());
-    assert!(told(Outcome::Ok) > 50 && told(Outcome::ClientGone) > 50 && told(Outcome::UpstreamDied) > 50);
+    assert_eq!(
+        told(RequestOutcome::Ok) + told(RequestOutcome::ClientGone) + told(RequestOutcome::UpstreamDied),
+        records.len()
+    );
+    assert!(
+        told(RequestOutcome::Ok) > 50
+            && told(RequestOutcome::ClientGone) > 50
+            && told(RequestOutcome::UpstreamDied) > 50
+    );
     let most = GatewayConfig::new(&defaults().server, &defaults().upstream).upstream.idle_connections;
     eventually("only idle connections are left", || upstream.open() <= most).await;
 }

@@ -8,7 +8,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::http2::{Client, request};
 use super::*;
-use crate::{GatewayError, Limit};
+use crate::{GatewayError, GatewayLimit};
 
 struct Identity {
     dir: TempDir,
@@ -133,8 +133,8 @@ async fn who_does_not_speak_tls_is_told_so_and_who_does_not_speak_is_closed() {
     for mut client in silent {
         client.rest().await;
     }
-    eventually("all are counted", || rig.gauges.limited.count(Limit::HandshakeTime) == 90).await;
-    assert_eq!(rig.gauges.limited.count(Limit::Handshake), 1);
+    eventually("all are counted", || rig.gauges.limited.count(GatewayLimit::HandshakeTime) == 90).await;
+    assert_eq!(rig.gauges.limited.count(GatewayLimit::Handshake), 1);
 }
 
 #[tokio::test]
@@ -174,10 +174,10 @@ async fn connections_beyond_the_limit_are_told_so_or_closed_when_there_are_too_m
     let mut second = Peer::new(identity.connect(&rig, &["h2", "http/1.1"]).await.unwrap());
     let (head, _) = second.response().await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after"), "{head}");
-    eventually("it is counted", || rig.gauges.limited.count(Limit::Connections) == 1).await;
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::Connections) == 1).await;
     let mut third = rig.client().await;
     assert!(third.rest().await.is_empty());
-    eventually("it is counted", || rig.gauges.limited.count(Limit::Refusals) >= 1).await;
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::Refusals) >= 1).await;
 }
 
 #[tokio::test]

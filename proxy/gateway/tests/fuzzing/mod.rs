@@ -18,9 +18,9 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::answer::meter::AnswerMeter;
-use crate::body::scan::{BodyScanner, Model};
+use crate::body::scan::{BodyScanner, ScannedModel};
 use crate::protocol::raw_head::RawHeadReader;
-use crate::protocol::sse::Events;
+use crate::protocol::sse::EventSplitter;
 use crate::protocol::{headers, wire};
 use crate::route::target;
 
@@ -227,11 +227,11 @@ pub fn model(bytes: &[u8], size: usize) {
     }
     let Ok(outer) = serde_json::from_slice::<Outer>(bytes) else { return };
     let expected = match outer.model {
-        None => Model::Absent,
+        None => ScannedModel::Absent,
         // Names beyond the length of any are not read.
         Some(Value::String(name)) if name.len() > 600 => return,
-        Some(Value::String(name)) => Model::Named(name),
-        Some(_) => Model::NotText,
+        Some(Value::String(name)) => ScannedModel::Named(name),
+        Some(_) => ScannedModel::NotText,
     };
     assert_eq!(*scanner.model(), expected, "{:?}", String::from_utf8_lossy(bytes));
     assert!(scanner.is_complete_object());
@@ -240,7 +240,8 @@ pub fn model(bytes: &[u8], size: usize) {
 
 /// An event stream in any pieces: every byte passes once and in order, and what is counted does not depend on the pieces.
 pub fn events(bytes: &[u8], sizes: &[u8], limit: usize) {
-    let (mut events, mut meter, mut out) = (Events::new(limit.max(4)), AnswerMeter::new(4096), Vec::new());
+    let (mut events, mut meter, mut out) =
+        (EventSplitter::new(limit.max(4)), AnswerMeter::new(4096), Vec::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
     while !rest.is_empty() {
         let now = usize::from(*sizes.next().unwrap_or(&7)).clamp(1, rest.len());

@@ -1,15 +1,15 @@
 //! Computes round numbers along an axis: steps of 1, 2 or 5 times a power of ten of a unit, and on a clock
 //! whole minutes, hours or days.
 
-use super::{HorizontalQuantity, Up};
+use super::{HorizontalQuantity, VerticalQuantity};
 use crate::number::grouped;
-use crate::time::Moment;
+use crate::time::UtcMoment;
 
 /// Limit of parts of an axis.
 const MAX_PARTS: f64 = 6.0;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Tick {
+pub(super) struct AxisTick {
     pub(super) at: f64,
     pub(super) label: String,
 }
@@ -17,7 +17,7 @@ pub(super) struct Tick {
 /// Round numbers whose range contains all values.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AxisTicks {
-    pub(super) all: Vec<Tick>,
+    pub(super) all: Vec<AxisTick>,
     /// Difference of neighbours.
     pub(super) step: f64,
 }
@@ -31,21 +31,21 @@ const DAY: f64 = 86_400.0;
 
 impl AxisTicks {
     /// Ticks of the vertical axis: its first and last number are its ends.
-    pub(super) fn up(low: f64, high: f64, up: Up) -> Self {
+    pub(super) fn up(low: f64, high: f64, up: VerticalQuantity) -> Self {
         let (unit, name) = match up {
-            Up::Bytes => unit(low, high),
-            Up::Count | Up::PerSecond(_) => (1.0, ""),
-            Up::Seconds if high < 1.0 => (1e-3, " ms"),
-            Up::Seconds => (1.0, " s"),
+            VerticalQuantity::Bytes => unit(low, high),
+            VerticalQuantity::Count | VerticalQuantity::PerSecond(_) => (1.0, ""),
+            VerticalQuantity::Seconds if high < 1.0 => (1e-3, " ms"),
+            VerticalQuantity::Seconds => (1.0, " s"),
         };
         // Bytes and counts have no fractions.
-        let whole = up == Up::Count || name == " B";
+        let whole = up == VerticalQuantity::Count || name == " B";
         let step = round_up((high - low) / unit / (MAX_PARTS - 1.0)).max(if whole { 1.0 } else { 0.0 });
         let (first, last) = ((low / unit / step).floor(), (high / unit / step).ceil());
         let digits = digits(step);
         let all = whole_numbers(first, last.max(first + 1.0)).map(|place| {
             let value = place * step;
-            Tick { at: value * unit, label: grouped(value, digits) + name }
+            AxisTick { at: value * unit, label: grouped(value, digits) + name }
         });
         Self { all: all.collect(), step: step * unit }
     }
@@ -68,7 +68,7 @@ impl AxisTicks {
 
     fn between(from: f64, to: f64, step: f64, label: impl Fn(f64) -> String) -> Self {
         let all = whole_numbers((from / step).ceil(), (to / step).floor());
-        let tick = |place: f64| Tick { at: place * step, label: label(place * step) };
+        let tick = |place: f64| AxisTick { at: place * step, label: label(place * step) };
         Self { all: all.map(tick).collect(), step }
     }
 
@@ -119,7 +119,7 @@ fn digits(step: f64) -> usize {
 /// Label of a moment: the date at midnight, otherwise the time.
 fn clock(unix: f64, step: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
-    let moment = Moment::of(unix.round() as i64);
+    let moment = UtcMoment::of(unix.round() as i64);
     if step >= DAY || (moment.hour, moment.minute, moment.second) == (0, 0, 0) {
         moment.date()
     } else if step < 60.0 {
@@ -156,7 +156,7 @@ mod tests {
             ),
             (0.0, 800.0, "0 B, 200 B, 400 B, 600 B, 800 B"),
         ] {
-            let ticks = AxisTicks::up(low, high, Up::Bytes);
+            let ticks = AxisTicks::up(low, high, VerticalQuantity::Bytes);
             assert!(ticks.first() <= low && ticks.last() >= high, "{ticks:?}");
             assert_eq!(labels(&ticks).join(", "), found);
         }
@@ -164,7 +164,7 @@ mod tests {
         let mut low: f64 = 1.0;
         while low < 1e15 {
             for factor in [1.0003, 1.017, 1.4, 3.7, 250.0] {
-                let ticks = AxisTicks::up(low, low * factor, Up::Bytes);
+                let ticks = AxisTicks::up(low, low * factor, VerticalQuantity::Bytes);
                 let count = ticks.all.len();
                 assert!((2..=8).contains(&count), "{low} {factor} {:?}", labels(&ticks));
                 let (below, above) = (low * (1.0 + 1e-9), low * factor * (1.0 - 1e-9));
@@ -180,16 +180,19 @@ mod tests {
     #[test]
     fn other_numbers_have_their_unit() {
         assert_eq!(
-            labels(&AxisTicks::up(0.0, 0.42, Up::Seconds)),
+            labels(&AxisTicks::up(0.0, 0.42, VerticalQuantity::Seconds)),
             ["0 ms", "100 ms", "200 ms", "300 ms", "400 ms", "500 ms"]
         );
-        assert_eq!(labels(&AxisTicks::up(0.0, 3.1, Up::Seconds)), ["0 s", "1 s", "2 s", "3 s", "4 s"]);
-        assert_eq!(labels(&AxisTicks::up(0.0, 2.0, Up::Count)), ["0", "1", "2"]);
         assert_eq!(
-            labels(&AxisTicks::up(0.0, 0.9, Up::PerSecond("tokens"))),
+            labels(&AxisTicks::up(0.0, 3.1, VerticalQuantity::Seconds)),
+            ["0 s", "1 s", "2 s", "3 s", "4 s"]
+        );
+        assert_eq!(labels(&AxisTicks::up(0.0, 2.0, VerticalQuantity::Count)), ["0", "1", "2"]);
+        assert_eq!(
+            labels(&AxisTicks::up(0.0, 0.9, VerticalQuantity::PerSecond("tokens"))),
             ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
         );
-        assert_eq!(labels(&AxisTicks::up(5.0, 5.0, Up::Count)).len(), 2);
+        assert_eq!(labels(&AxisTicks::up(5.0, 5.0, VerticalQuantity::Count)).len(), 2);
     }
 
     #[test]

@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 use warden_policies::ByteSize;
 use warden_policies::units::whole;
 
-use super::frame::Frame;
+use super::frame::PlotFrame;
 use super::mark::shown;
-use super::{HorizontalQuantity, Limit, LinePlot, Mark, MarkKind, Up, is_number};
+use super::{HorizontalQuantity, LinePlot, PlotLimit, PlotMark, PlotMarkKind, VerticalQuantity, is_number};
 use crate::html::Html;
 use crate::number::grouped;
-use crate::time::{Moment, time};
+use crate::time::{UtcMoment, time};
 
 /// The description: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at most. …`
-pub(super) fn sentence(plot: &LinePlot, frame: &Frame) -> String {
+pub(super) fn sentence(plot: &LinePlot, frame: &PlotFrame) -> String {
     let shown_levels = || frame.curves.first().into_iter().flatten().flatten();
     let mut text = match (shown_levels().next(), shown_levels().last()) {
         (Some(first), Some(last)) => {
@@ -71,13 +71,13 @@ fn capitalize(text: &str) -> String {
         .map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
 }
 
-fn amount(up: Up, value: f64) -> String {
+fn amount(up: VerticalQuantity, value: f64) -> String {
     match up {
-        Up::Bytes => ByteSize(whole(value)).to_string(),
-        Up::Count => grouped(value, 0),
-        Up::Seconds if value < 1.0 => format!("{:.0} ms", value * 1e3),
-        Up::Seconds => format!("{value:.1} s"),
-        Up::PerSecond(what) => format!("{value:.1} {what} a second"),
+        VerticalQuantity::Bytes => ByteSize(whole(value)).to_string(),
+        VerticalQuantity::Count => grouped(value, 0),
+        VerticalQuantity::Seconds if value < 1.0 => format!("{:.0} ms", value * 1e3),
+        VerticalQuantity::Seconds => format!("{value:.1} s"),
+        VerticalQuantity::PerSecond(what) => format!("{value:.1} {what} a second"),
     }
 }
 
@@ -89,12 +89,12 @@ fn moment(unix: f64) -> i64 {
 fn place_text(across: HorizontalQuantity, x: f64) -> String {
     match across {
         HorizontalQuantity::Requests => grouped(x, 0),
-        HorizontalQuantity::Time => Moment::of(moment(x)).told(),
+        HorizontalQuantity::Time => UtcMoment::of(moment(x)).told(),
     }
 }
 
 /// Name of a limit: `the soft budget, 20.0 GiB`, with a remark if it lies above the plot.
-fn limit_name(plot: &LinePlot, frame: &Frame, limit: &Limit) -> String {
+fn limit_name(plot: &LinePlot, frame: &PlotFrame, limit: &PlotLimit) -> String {
     let above = if frame.shows(limit) { "" } else { ", beyond the plot" };
     format!("{}: {}{above}", limit.kind.word(), amount(plot.up, limit.at))
 }
@@ -115,13 +115,13 @@ fn coming(plot: &LinePlot) -> Option<String> {
 }
 
 /// Text of a mark for a pointer.
-pub(super) fn mark(across: HorizontalQuantity, mark: &Mark) -> String {
+pub(super) fn mark(across: HorizontalQuantity, mark: &PlotMark) -> String {
     let at = match across {
         HorizontalQuantity::Requests => format!("request {}", place_text(across, mark.x)),
         HorizontalQuantity::Time => place_text(across, mark.x),
     };
     match mark.kind {
-        MarkKind::Other => format!("{at}: {}", mark.why),
+        PlotMarkKind::Other => format!("{at}: {}", mark.why),
         kind => format!("{}, {at}: {}", kind.word(), mark.why),
     }
 }
@@ -134,7 +134,7 @@ pub(super) fn figure(plot: &LinePlot, caption: &Html) -> String {
                 words.raw(caption.as_str());
             });
         }
-        match Frame::of(plot) {
+        match PlotFrame::of(plot) {
             Some(frame) => {
                 figure.raw(&super::draw::svg(plot, &frame));
                 write_legend(plot, &frame, figure);
@@ -149,7 +149,7 @@ pub(super) fn figure(plot: &LinePlot, caption: &Html) -> String {
 }
 
 /// Explains each line and area. A plot with a single one needs no legend.
-fn write_legend(plot: &LinePlot, frame: &Frame, html: &mut Html) {
+fn write_legend(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
     let line = |class: String| ("M1 6H25", class);
     let area = |class: &str| ("M1 1H25V11H1z", class.to_owned());
     let mut rows: Vec<((&str, String), String)> = Vec::new();
@@ -188,7 +188,7 @@ fn event_count(count: usize) -> String {
 }
 
 /// Lists the events in words: a reader need not point at each mark.
-fn list(plot: &LinePlot, frame: &Frame, html: &mut Html) {
+fn list(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
     let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
     if marks.is_empty() {
         return;
@@ -220,7 +220,7 @@ fn list(plot: &LinePlot, frame: &Frame, html: &mut Html) {
                         }
                     };
                     match mark.kind {
-                        MarkKind::Other => item.text(format_args!(": {}", mark.why)),
+                        PlotMarkKind::Other => item.text(format_args!(": {}", mark.why)),
                         kind => item.text(format_args!(", {}: {}", kind.word(), mark.why)),
                     };
                 });

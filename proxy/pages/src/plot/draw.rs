@@ -2,14 +2,14 @@
 
 use std::fmt::{Display, Write as _};
 
-use super::frame::{BOTTOM, Frame, HEIGHT, LEFT, RIGHT, TOP, WIDTH};
-use super::mark::{Mark, shown};
+use super::frame::{BOTTOM, HEIGHT, LEFT, PlotFrame, RIGHT, TOP, WIDTH};
+use super::mark::{PlotMark, shown};
 use super::{
-    AreaKind, Coming, CurveKind, HorizontalQuantity, Level, Limit, LinePlot, PlotLimitKind, describe,
-    is_number,
+    AreaKind, CurveKind, HorizontalQuantity, LinePlot, PlotForecast, PlotLevel, PlotLimit, PlotLimitKind,
+    describe, is_number,
 };
-use crate::html::{Attributes, Html};
-use crate::number::{Px, Value};
+use crate::html::{Html, HtmlAttributes};
+use crate::number::{AxisValue, Px};
 
 impl CurveKind {
     pub(super) const fn class(self) -> &'static str {
@@ -52,7 +52,7 @@ impl PlotLimitKind {
 /// Least visible height of a range.
 const MIN_VISIBLE: f64 = 0.7;
 
-pub(super) fn svg(plot: &LinePlot, frame: &Frame) -> String {
+pub(super) fn svg(plot: &LinePlot, frame: &PlotFrame) -> String {
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let across = if plot.across == HorizontalQuantity::Time { "time" } else { "requests" };
     let mut html = Html::new();
@@ -67,10 +67,10 @@ pub(super) fn svg(plot: &LinePlot, frame: &Frame) -> String {
             ("data-right", &right),
             ("data-top", &TOP),
             ("data-bottom", &bottom),
-            ("data-x-from", &Value(frame.from)),
-            ("data-x-to", &Value(frame.to)),
-            ("data-y-from", &Value(frame.up.first())),
-            ("data-y-to", &Value(frame.up.last())),
+            ("data-x-from", &AxisValue(frame.from)),
+            ("data-x-to", &AxisValue(frame.to)),
+            ("data-y-from", &AxisValue(frame.up.first())),
+            ("data-y-to", &AxisValue(frame.up.last())),
         ],
         |svg| {
             svg.element("title", &[], &plot.title);
@@ -102,7 +102,7 @@ pub(super) fn svg(plot: &LinePlot, frame: &Frame) -> String {
     html.into_string()
 }
 
-fn draw_axes(plot: &LinePlot, frame: &Frame, svg: &mut Html) {
+fn draw_axes(plot: &LinePlot, frame: &PlotFrame, svg: &mut Html) {
     for tick in &frame.up.all {
         let y = Px(frame.y(tick.at));
         let end = Px(WIDTH - RIGHT);
@@ -112,7 +112,7 @@ fn draw_axes(plot: &LinePlot, frame: &Frame, svg: &mut Html) {
     }
     for tick in &frame.across.all {
         let (x, y) = (Px(frame.x(tick.at)), Px(HEIGHT - 8.0));
-        let (time, step) = (Value(tick.at), Value(frame.across.step));
+        let (time, step) = (AxisValue(tick.at), AxisValue(frame.across.step));
         let place: [(&'static str, &dyn Display); 3] = [("class", &"at-x"), ("x", &x), ("y", &y)];
         let moment: [(&'static str, &dyn Display); 2] = [("data-time", &time), ("data-step", &step)];
         let moment = if plot.across == HorizontalQuantity::Time { &moment[..] } else { &[] };
@@ -123,7 +123,7 @@ fn draw_axes(plot: &LinePlot, frame: &Frame, svg: &mut Html) {
     svg.element("text", &[("class", &"at-y unit"), ("x", &x), ("y", &y)], name);
 }
 
-fn layers(plot: &LinePlot, frame: &Frame, svg: &mut Html) {
+fn layers(plot: &LinePlot, frame: &PlotFrame, svg: &mut Html) {
     for area in &plot.areas {
         for stretch in &area.stretches {
             draw_band(frame, stretch, area.kind.class(), svg);
@@ -163,7 +163,7 @@ fn draw_path(class: &str, d: &str, name: &str, svg: &mut Html) {
     }
 }
 
-fn line(frame: &Frame, levels: &[Level]) -> String {
+fn line(frame: &PlotFrame, levels: &[PlotLevel]) -> String {
     let mut d = String::new();
     let places = levels.iter().filter(|level| level.is_known());
     for (index, level) in places.enumerate() {
@@ -178,8 +178,8 @@ fn line(frame: &Frame, levels: &[Level]) -> String {
 }
 
 /// Fills the area between low and high ends, if it has a visible height.
-fn draw_band(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
-    let levels: Vec<&Level> = levels.iter().filter(|level| level.is_known()).collect();
+fn draw_band(frame: &PlotFrame, levels: &[PlotLevel], class: &str, svg: &mut Html) {
+    let levels: Vec<&PlotLevel> = levels.iter().filter(|level| level.is_known()).collect();
     if levels.len() < 2 || !levels.iter().any(|level| frame.y(level.low) - frame.y(level.high) >= MIN_VISIBLE)
     {
         return;
@@ -196,7 +196,7 @@ fn draw_band(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
 
 /// A dashed line to the limit, between the earliest and the latest time of reaching it, as far as the plot
 /// goes.
-fn draw_forecast(frame: &Frame, coming: &Coming, svg: &mut Html) {
+fn draw_forecast(frame: &PlotFrame, coming: &PlotForecast, svg: &mut Html) {
     let (x, y) = coming.from;
     let known = [x, y, coming.limit].into_iter().all(is_number);
     if !known || x >= frame.to {
@@ -222,16 +222,16 @@ fn draw_forecast(frame: &Frame, coming: &Coming, svg: &mut Html) {
 
 /// Labels a limit at its left end, where a growing line is lower. The label stands above the line, but
 /// below that of a soft budget, because the hard one may be right above.
-fn name(frame: &Frame, limit: &Limit, svg: &mut Html) {
+fn name(frame: &PlotFrame, limit: &PlotLimit, svg: &mut Html) {
     let from = limit.held.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
     let (shift, hang) = if limit.kind == PlotLimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
     let (x, y) = (Px(frame.x(from) + 8.0), Px(frame.y(limit.at) + shift));
     let class = format_args!("limit-name {}", limit.kind.class());
-    let place: Attributes<'_> = &[("class", &class), ("x", &x), ("y", &y), ("dominant-baseline", &hang)];
+    let place: HtmlAttributes<'_> = &[("class", &class), ("x", &x), ("y", &y), ("dominant-baseline", &hang)];
     svg.element("text", place, limit.kind.word());
 }
 
-fn draw_mark(plot: &LinePlot, frame: &Frame, mark: &Mark, svg: &mut Html) {
+fn draw_mark(plot: &LinePlot, frame: &PlotFrame, mark: &PlotMark, svg: &mut Html) {
     let x = frame.x(mark.x);
     let (top, bottom) = (Px(TOP - 4.0), Px(HEIGHT - BOTTOM));
     let place = format_args!("translate({} {})", Px(x), Px(TOP - 12.0));

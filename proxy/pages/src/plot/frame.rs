@@ -1,7 +1,7 @@
 //! Maps values to coordinates of the drawing.
 
 use super::axis::AxisTicks;
-use super::{Level, Limit, LinePlot, Up, is_number, thin};
+use super::{LinePlot, PlotLevel, PlotLimit, VerticalQuantity, is_number, thin};
 
 /// Size in units of the drawing.
 pub(super) const WIDTH: f64 = 760.0;
@@ -28,7 +28,7 @@ const MAX_FORECAST_SHARE: f64 = 0.5;
 
 /// Axes and visible readings of a plot.
 #[derive(Clone, Debug)]
-pub(super) struct Frame {
+pub(super) struct PlotFrame {
     /// Values of the left and right end.
     pub(super) from: f64,
     pub(super) to: f64,
@@ -36,10 +36,10 @@ pub(super) struct Frame {
     pub(super) up: AxisTicks,
     pub(super) across: AxisTicks,
     /// The visible readings, curve by curve.
-    pub(super) curves: Vec<Vec<Vec<Level>>>,
+    pub(super) curves: Vec<Vec<Vec<PlotLevel>>>,
 }
 
-impl Frame {
+impl PlotFrame {
     /// `None` without a visible reading.
     pub(super) fn of(plot: &LinePlot) -> Option<Self> {
         let read = || plot.curves.iter().flat_map(|curve| curve.stretches.iter().flatten());
@@ -49,15 +49,16 @@ impl Frame {
             .span
             .filter(|(from, to)| from < to && is_number(*from) && is_number(*to))
             .unwrap_or((first, forecast_end(plot, first, last)));
-        let inside = |level: &Level| level.x >= from && level.x <= to;
-        let curves: Vec<Vec<Vec<Level>>> =
+        let inside = |level: &PlotLevel| level.x >= from && level.x <= to;
+        let curves: Vec<Vec<Vec<PlotLevel>>> =
             plot.curves.iter().map(|curve| cut(&curve.stretches, from, to)).collect();
         let levels = || finite().filter(|level| inside(level));
         let around = plot.laws.iter().flat_map(|law| &law.levels);
         let around = around.chain(plot.areas.iter().flat_map(|area| area.stretches.iter().flatten()));
-        let around: Vec<&Level> = around.filter(|level| level.is_known() && inside(level)).collect();
+        let around: Vec<&PlotLevel> = around.filter(|level| level.is_known() && inside(level)).collect();
         let (low, read) = ends(levels().flat_map(|level| [level.low, level.high]))?;
-        let still = if plot.up == Up::Bytes { CONSTANT_BYTES } else { read.abs() * CONSTANT_SHARE };
+        let still =
+            if plot.up == VerticalQuantity::Bytes { CONSTANT_BYTES } else { read.abs() * CONSTANT_SHARE };
         let reach = (read - low).max(still) * (MAX_AREA_FACTOR - 1.0);
         let most = around.iter().map(|level| level.high).fold(read, f64::max).min(read + reach);
         let low = around.iter().map(|level| level.low).fold(low, f64::min).max(low - reach);
@@ -87,20 +88,20 @@ impl Frame {
     }
 
     /// Returns true if a limit lies within the drawing.
-    pub(super) fn shows(&self, limit: &Limit) -> bool {
+    pub(super) fn shows(&self, limit: &PlotLimit) -> bool {
         is_number(limit.at) && limit.at >= self.up.first() && limit.at <= self.up.last()
     }
 }
 
 /// The readings within a span, and the next one on each side, so that lines reach its ends.
-fn cut(stretches: &[Vec<Level>], from: f64, to: f64) -> Vec<Vec<Level>> {
-    let within = |stretch: &Vec<Level>| {
+fn cut(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<PlotLevel>> {
+    let within = |stretch: &Vec<PlotLevel>| {
         let begin = stretch.partition_point(|level| level.x < from).saturating_sub(1);
         let end = (stretch.partition_point(|level| level.x <= to) + 1).min(stretch.len());
-        stretch.get(begin..end).map(<[Level]>::to_vec).unwrap_or_default()
+        stretch.get(begin..end).map(<[PlotLevel]>::to_vec).unwrap_or_default()
     };
-    let cut: Vec<Vec<Level>> = stretches.iter().map(within).collect();
-    thin(&cut, super::MOST_POINTS)
+    let cut: Vec<Vec<PlotLevel>> = stretches.iter().map(within).collect();
+    thin(&cut, super::MAX_POINTS)
 }
 
 /// The right end of a plot of these readings: somewhat farther with a forecast.

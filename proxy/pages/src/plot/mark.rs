@@ -2,7 +2,7 @@
 
 /// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MarkKind {
+pub enum PlotMarkKind {
     /// A process began.
     Start,
     /// A process was replaced by the next one.
@@ -23,7 +23,7 @@ pub enum MarkKind {
     Other,
 }
 
-impl MarkKind {
+impl PlotMarkKind {
     /// The word in legends and lists, and the class in the drawing.
     pub const fn word(self) -> &'static str {
         match self {
@@ -57,11 +57,11 @@ impl MarkKind {
 
 /// An event at a place of the horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mark {
+pub struct PlotMark {
     /// Requests, or seconds since 1970.
     pub x: f64,
     /// Kind of the event.
-    pub kind: MarkKind,
+    pub kind: PlotMarkKind,
     /// The reason in words: foreign text.
     pub why: String,
 }
@@ -70,8 +70,8 @@ pub struct Mark {
 pub(super) const MAX_MARKS: usize = 200;
 
 /// Marks within a span, in the order of the axis, and the number of earlier ones left out.
-pub(super) fn shown(marks: &[Mark], from: f64, to: f64) -> (Vec<&Mark>, usize) {
-    let mut inside: Vec<&Mark> = marks.iter().filter(|mark| mark.x >= from && mark.x <= to).collect();
+pub(super) fn shown(marks: &[PlotMark], from: f64, to: f64) -> (Vec<&PlotMark>, usize) {
+    let mut inside: Vec<&PlotMark> = marks.iter().filter(|mark| mark.x >= from && mark.x <= to).collect();
     inside.sort_by(|a, b| a.x.total_cmp(&b.x));
     let left_out = inside.len().saturating_sub(MAX_MARKS);
     (inside.split_off(left_out), left_out)

@@ -33,12 +33,12 @@ mod frame;
 mod mark;
 mod thin;
 
-pub use mark::{Mark, MarkKind};
-pub use thin::{MOST_POINTS, thin};
+pub use mark::{PlotMark, PlotMarkKind};
+pub use thin::{MAX_POINTS, thin};
 
 /// A value at a place of the horizontal axis, with its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Level {
+pub struct PlotLevel {
     /// Requests, or seconds since 1970.
     pub x: f64,
     /// Lower end of the range.
@@ -49,7 +49,7 @@ pub struct Level {
     pub high: f64,
 }
 
-impl Level {
+impl PlotLevel {
     /// A value without a range.
     pub const fn exact(x: f64, value: f64) -> Self {
         Self { x, low: value, value, high: value }
@@ -82,7 +82,7 @@ pub enum HorizontalQuantity {
 
 /// Quantity of the vertical axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Up {
+pub enum VerticalQuantity {
     /// Bytes.
     #[default]
     Bytes,
@@ -107,24 +107,24 @@ pub enum CurveKind {
 
 /// Readings as a curve.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Curve {
+pub struct PlotCurve {
     /// Its style.
     pub kind: CurveKind,
     /// Its name in the legend.
     pub name: String,
     /// Readings in stretches, each in the order of the axis: a gap between two stretches was not read, and
     /// is not drawn.
-    pub stretches: Vec<Vec<Level>>,
+    pub stretches: Vec<Vec<PlotLevel>>,
 }
 
 /// The line that a detector fits to readings.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Law {
+pub struct PlotLaw {
     /// Its name in the legend: `the law: +4.42 MiB a request (4.40 to 4.45)`. A law without a name is
     /// drawn, but not described: one of several.
     pub name: String,
     /// The line with its band; two levels make a straight line.
-    pub levels: Vec<Level>,
+    pub levels: Vec<PlotLevel>,
 }
 
 /// Kind of a limit.
@@ -140,7 +140,7 @@ pub enum PlotLimitKind {
 
 /// A limit.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Limit {
+pub struct PlotLimit {
     /// Its kind.
     pub kind: PlotLimitKind,
     /// The limit in the unit of the vertical axis.
@@ -149,7 +149,7 @@ pub struct Limit {
     pub held: Option<(f64, f64)>,
 }
 
-impl Limit {
+impl PlotLimit {
     /// A limit that applies to the whole plot.
     pub const fn new(kind: PlotLimitKind, at: f64) -> Self {
         Self { kind, at, held: None }
@@ -175,12 +175,12 @@ pub struct PlotArea {
     /// Its name in the legend.
     pub name: String,
     /// Areas from `low` to `high`, in stretches like those of a curve.
-    pub stretches: Vec<Vec<Level>>,
+    pub stretches: Vec<Vec<PlotLevel>>,
 }
 
 /// Forecast of reaching a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Coming {
+pub struct PlotForecast {
     /// Start of the forecast: a place of the horizontal axis, and the value there.
     pub from: (f64, f64),
     /// The limit.
@@ -197,27 +197,27 @@ pub struct LinePlot {
     /// Quantity of the horizontal axis.
     pub across: HorizontalQuantity,
     /// Quantity of the vertical axis.
-    pub up: Up,
+    pub up: VerticalQuantity,
     /// Range of the horizontal axis; `None` for that of the readings, and somewhat farther for a forecast.
     pub span: Option<(f64, f64)>,
     /// The readings.
-    pub curves: Vec<Curve>,
+    pub curves: Vec<PlotCurve>,
     /// The detector's lines; one for each process.
-    pub laws: Vec<Law>,
+    pub laws: Vec<PlotLaw>,
     /// Budgets and totals.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<PlotLimit>,
     /// Memory with a known purpose.
     pub areas: Vec<PlotArea>,
     /// The forecast.
-    pub coming: Option<Coming>,
+    pub coming: Option<PlotForecast>,
     /// Events.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<PlotMark>,
 }
 
 impl LinePlot {
     /// The drawing; empty if there is no reading in its span.
     pub fn svg(&self) -> String {
-        frame::Frame::of(self).map(|frame| draw::svg(self, &frame)).unwrap_or_default()
+        frame::PlotFrame::of(self).map(|frame| draw::svg(self, &frame)).unwrap_or_default()
     }
 
     /// The drawing with a caption (markup), a legend and a list of events. Without a reading in its range

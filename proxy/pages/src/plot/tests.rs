@@ -7,46 +7,58 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Thursday, 26 November 2026, 14:03:20 UTC.
 const NOW: f64 = 1_795_701_800.0;
 
-fn rising(requests: u32) -> Vec<Level> {
-    (0..requests).map(|n| Level::exact(f64::from(n + 1), (100.0 + 4.0 * f64::from(n)) * MIB)).collect()
+fn rising(requests: u32) -> Vec<PlotLevel> {
+    (0..requests).map(|n| PlotLevel::exact(f64::from(n + 1), (100.0 + 4.0 * f64::from(n)) * MIB)).collect()
 }
 
 /// A plot with every element, over requests.
 fn whole() -> LinePlot {
     let readings = rising(6);
-    let kept = readings.iter().map(|level| Level::exact(level.x, level.value - 20.0 * MIB)).collect();
+    let kept = readings.iter().map(|level| PlotLevel::exact(level.x, level.value - 20.0 * MIB)).collect();
     LinePlot {
         title: "host memory of <m>".to_owned(),
         curves: vec![
-            Curve { kind: CurveKind::Readings, name: "the readings".to_owned(), stretches: vec![readings] },
-            Curve {
+            PlotCurve {
+                kind: CurveKind::Readings,
+                name: "the readings".to_owned(),
+                stretches: vec![readings],
+            },
+            PlotCurve {
                 kind: CurveKind::WithoutKept,
                 name: "without what it keeps on purpose".to_owned(),
                 stretches: vec![kept],
             },
         ],
-        laws: vec![Law {
+        laws: vec![PlotLaw {
             name: "the law: +4.00 MiB a request (3.00 to 5.00)".to_owned(),
             levels: vec![
-                Level { x: 1.0, low: 95.0 * MIB, value: 100.0 * MIB, high: 105.0 * MIB },
-                Level { x: 6.0, low: 112.0 * MIB, value: 120.0 * MIB, high: 128.0 * MIB },
+                PlotLevel { x: 1.0, low: 95.0 * MIB, value: 100.0 * MIB, high: 105.0 * MIB },
+                PlotLevel { x: 6.0, low: 112.0 * MIB, value: 120.0 * MIB, high: 128.0 * MIB },
             ],
         }],
         limits: vec![
-            Limit::new(PlotLimitKind::Soft, 130.0 * MIB),
-            Limit::new(PlotLimitKind::Hard, 140.0 * MIB),
-            Limit::new(PlotLimitKind::Most, 1e12),
+            PlotLimit::new(PlotLimitKind::Soft, 130.0 * MIB),
+            PlotLimit::new(PlotLimitKind::Hard, 140.0 * MIB),
+            PlotLimit::new(PlotLimitKind::Most, 1e12),
         ],
         areas: vec![PlotArea {
             kind: AreaKind::Declared,
             name: "told to keep: 10.0 MiB".to_owned(),
             stretches: vec![vec![
-                Level::between(1.0, 100.0 * MIB, 110.0 * MIB),
-                Level::between(6.0, 100.0 * MIB, 110.0 * MIB),
+                PlotLevel::between(1.0, 100.0 * MIB, 110.0 * MIB),
+                PlotLevel::between(6.0, 100.0 * MIB, 110.0 * MIB),
             ]],
         }],
-        coming: Some(Coming { from: (6.0, 120.0 * MIB), limit: 140.0 * MIB, reached: [10.0, 11.0, 13.0] }),
-        marks: vec![Mark { x: 3.0, kind: MarkKind::Reclaim, why: "asked for </title><script>".to_owned() }],
+        coming: Some(PlotForecast {
+            from: (6.0, 120.0 * MIB),
+            limit: 140.0 * MIB,
+            reached: [10.0, 11.0, 13.0],
+        }),
+        marks: vec![PlotMark {
+            x: 3.0,
+            kind: PlotMarkKind::Reclaim,
+            why: "asked for </title><script>".to_owned(),
+        }],
         ..LinePlot::default()
     }
 }
@@ -65,9 +77,9 @@ fn a_plot_over_requests_has_all_its_layers_and_says_what_they_are() {
 
 #[test]
 fn a_plot_over_time_breaks_where_nothing_was_read() {
-    let stretch = |from: f64, bytes: f64| -> Vec<Level> {
+    let stretch = |from: f64, bytes: f64| -> Vec<PlotLevel> {
         (0..3)
-            .map(|n| Level {
+            .map(|n| PlotLevel {
                 x: from + 60.0 * f64::from(n),
                 low: bytes - 30.0 * MIB,
                 value: bytes,
@@ -79,32 +91,32 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
         title: "VRAM of GPU 0".to_owned(),
         across: HorizontalQuantity::Time,
         span: Some((NOW - 3600.0, NOW + 600.0)),
-        curves: vec![Curve {
+        curves: vec![PlotCurve {
             kind: CurveKind::Readings,
             name: "the readings".to_owned(),
             stretches: vec![
                 stretch(NOW - 3000.0, 900.0 * MIB),
                 stretch(NOW - 1000.0, 500.0 * MIB),
-                vec![Level::exact(NOW, 520.0 * MIB)],
+                vec![PlotLevel::exact(NOW, 520.0 * MIB)],
             ],
         }],
-        limits: vec![Limit {
+        limits: vec![PlotLimit {
             kind: PlotLimitKind::Soft,
             at: 1000.0 * MIB,
             held: Some((NOW - 3600.0, NOW - 1500.0)),
         }],
-        coming: Some(Coming {
+        coming: Some(PlotForecast {
             from: (NOW, 520.0 * MIB),
             limit: 1000.0 * MIB,
             reached: [NOW + 300.0, NOW + 9000.0, f64::MAX],
         }),
         marks: vec![
-            Mark {
+            PlotMark {
                 x: NOW - 1500.0,
-                kind: MarkKind::Replacement,
+                kind: PlotMarkKind::Replacement,
                 why: "host memory passed the soft budget".to_owned(),
             },
-            Mark { x: NOW - 9999.0, kind: MarkKind::Crash, why: "long ago".to_owned() },
+            PlotMark { x: NOW - 9999.0, kind: PlotMarkKind::Crash, why: "long ago".to_owned() },
         ],
         ..LinePlot::default()
     };
@@ -118,27 +130,32 @@ fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
     let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 0.0, -1.0, 1e300];
     for a in odd {
         for b in odd {
-            for up in [Up::Bytes, Up::Count, Up::Seconds, Up::PerSecond("tokens")] {
+            for up in [
+                VerticalQuantity::Bytes,
+                VerticalQuantity::Count,
+                VerticalQuantity::Seconds,
+                VerticalQuantity::PerSecond("tokens"),
+            ] {
                 for across in [HorizontalQuantity::Requests, HorizontalQuantity::Time] {
                     let plot = LinePlot {
                         across,
                         up,
                         span: Some((a, b)),
-                        curves: vec![Curve {
+                        curves: vec![PlotCurve {
                             kind: CurveKind::Readings,
                             name: String::new(),
                             stretches: vec![vec![
-                                Level::exact(a, b),
-                                Level::exact(b, a),
-                                Level::exact(0.0, 0.0),
+                                PlotLevel::exact(a, b),
+                                PlotLevel::exact(b, a),
+                                PlotLevel::exact(0.0, 0.0),
                             ]],
                         }],
-                        limits: vec![Limit { kind: PlotLimitKind::Hard, at: a, held: Some((a, b)) }],
-                        coming: Some(Coming { from: (a, b), limit: a, reached: [a, b, a] }),
-                        marks: vec![Mark { x: a, kind: MarkKind::Other, why: String::new() }],
-                        laws: vec![Law {
+                        limits: vec![PlotLimit { kind: PlotLimitKind::Hard, at: a, held: Some((a, b)) }],
+                        coming: Some(PlotForecast { from: (a, b), limit: a, reached: [a, b, a] }),
+                        marks: vec![PlotMark { x: a, kind: PlotMarkKind::Other, why: String::new() }],
+                        laws: vec![PlotLaw {
                             name: String::new(),
-                            levels: vec![Level::exact(a, b), Level::exact(b, b)],
+                            levels: vec![PlotLevel::exact(a, b), PlotLevel::exact(b, b)],
                         }],
                         ..LinePlot::default()
                     };
@@ -157,7 +174,8 @@ fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
 fn what_is_drawn_stays_small_whatever_was_read() {
     let mut plot = whole();
     plot.curves[0].stretches = vec![rising(200_000)];
-    let mark = |n: u32| Mark { x: f64::from(n), kind: MarkKind::Replacement, why: "again".to_owned() };
+    let mark =
+        |n: u32| PlotMark { x: f64::from(n), kind: PlotMarkKind::Replacement, why: "again".to_owned() };
     plot.marks = (0..50_000).map(mark).collect();
     let drawn = plot.figure(&Html::new());
     assert!(drawn.len() < 120_000, "{}", drawn.len());
@@ -194,9 +212,9 @@ fn nothing_that_is_told_leaves_its_place_and_no_attribute_is_refused_by_a_strict
 
 #[test]
 fn each_kind_of_mark_has_a_word_and_a_shape_of_its_own() {
-    use MarkKind::{Canary, Configuration, Crash, Eviction, Load, Other, Reclaim, Replacement, Start};
+    use PlotMarkKind::{Canary, Configuration, Crash, Eviction, Load, Other, Reclaim, Replacement, Start};
     let all = [Start, Replacement, Reclaim, Eviction, Load, Canary, Crash, Configuration, Other];
-    let (mut words, mut shapes) = (all.map(MarkKind::word), all.map(MarkKind::path));
+    let (mut words, mut shapes) = (all.map(PlotMarkKind::word), all.map(PlotMarkKind::path));
     words.sort_unstable();
     shapes.sort_unstable();
     assert!(words.windows(2).all(|two| two[0] != two[1]) && shapes.windows(2).all(|two| two[0] != two[1]));

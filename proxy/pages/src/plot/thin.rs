@@ -1,21 +1,22 @@
 //! Reduces points to those that can be seen: readings at one place become one of them, whose range includes
 //! all of theirs.
 
-use super::Level;
+use super::PlotLevel;
 use warden_policies::units::{exact, whole};
 
 /// Limit of drawn points of one curve: more than a screen can show.
-pub const MOST_POINTS: usize = 1000;
+pub const MAX_POINTS: usize = 1000;
 
 /// Reduces stretches of readings to at most `most` points together. Each point is the last reading of its
 /// place, with the minimum and maximum of all of them as its range. So nothing is invented and no extreme
 /// is lost. A gap narrower than a place is dropped, and so are values that are no numbers.
-pub fn thin(stretches: &[Vec<Level>], most: usize) -> Vec<Vec<Level>> {
+pub fn thin(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
     let all = || stretches.iter().flatten().filter(|level| level.is_known());
     let most = most.max(1);
     if all().count() <= most {
-        let kept = stretches.iter().map(|stretch| stretch.iter().copied().filter(Level::is_known).collect());
-        return kept.filter(|stretch: &Vec<Level>| !stretch.is_empty()).collect();
+        let kept =
+            stretches.iter().map(|stretch| stretch.iter().copied().filter(PlotLevel::is_known).collect());
+        return kept.filter(|stretch: &Vec<PlotLevel>| !stretch.is_empty()).collect();
     }
     let first = all().map(|level| level.x).fold(f64::MAX, f64::min);
     let last = all().map(|level| level.x).fold(f64::MIN, f64::max);
@@ -24,7 +25,7 @@ pub fn thin(stretches: &[Vec<Level>], most: usize) -> Vec<Vec<Level>> {
         let share = if last > first { (x - first) / (last - first) } else { 0.0 };
         whole(share * exact(places)).min(places - 1)
     };
-    let mut thinned: Vec<Vec<Level>> = Vec::new();
+    let mut thinned: Vec<Vec<PlotLevel>> = Vec::new();
     // Place and stretch of the last point.
     let mut before: Option<(u64, usize)> = None;
     for (number, stretch) in stretches.iter().enumerate() {
@@ -34,7 +35,7 @@ pub fn thin(stretches: &[Vec<Level>], most: usize) -> Vec<Vec<Level>> {
             let goes_on = before.is_some_and(|(_, of)| of == number);
             match thinned.last_mut().and_then(|points| points.last_mut()).filter(|_| known) {
                 Some(point) => {
-                    *point = Level {
+                    *point = PlotLevel {
                         x: level.x.max(point.x),
                         low: point.low.min(level.low),
                         value: level.value,
@@ -64,12 +65,12 @@ mod tests {
     #[test]
     fn extremes_and_the_last_reading_are_kept_whatever_is_left_out() {
         for (count, most) in [(10, 1000), (1000, 1000), (1001, 1000), (50_000, 1000), (50_000, 7), (3, 1)] {
-            let stretch: Vec<Level> = (0..count).map(|n| Level::exact(exact(n), noise(n))).collect();
+            let stretch: Vec<PlotLevel> = (0..count).map(|n| PlotLevel::exact(exact(n), noise(n))).collect();
             let thinned = thin(std::slice::from_ref(&stretch), most);
-            let points: Vec<Level> = thinned.concat();
+            let points: Vec<PlotLevel> = thinned.concat();
             assert!(points.len() <= most, "{count} {most}");
-            let low = |of: &[Level]| of.iter().map(|level| level.low).fold(f64::MAX, f64::min);
-            let high = |of: &[Level]| of.iter().map(|level| level.high).fold(f64::MIN, f64::max);
+            let low = |of: &[PlotLevel]| of.iter().map(|level| level.low).fold(f64::MAX, f64::min);
+            let high = |of: &[PlotLevel]| of.iter().map(|level| level.high).fold(f64::MIN, f64::max);
             assert!(low(&points) <= low(&stretch) && high(&points) >= high(&stretch));
             let (end, last) = (points.last().unwrap(), stretch.last().unwrap());
             assert_eq!((end.x, end.value), (last.x, last.value));
@@ -84,10 +85,12 @@ mod tests {
 
     #[test]
     fn gaps_stay_and_so_many_that_nobody_sees_them_do_not() {
-        let stretch =
-            |from: u64| -> Vec<Level> { (from..from + 400).map(|n| Level::exact(exact(n), 1.0)).collect() };
+        let stretch = |from: u64| -> Vec<PlotLevel> {
+            (from..from + 400).map(|n| PlotLevel::exact(exact(n), 1.0)).collect()
+        };
         assert_eq!(thin(&[stretch(0), stretch(1000), stretch(2000)], 100).len(), 3);
-        let short: Vec<Vec<Level>> = (0..9000).map(|n| vec![Level::exact(exact(n), noise(n))]).collect();
+        let short: Vec<Vec<PlotLevel>> =
+            (0..9000).map(|n| vec![PlotLevel::exact(exact(n), noise(n))]).collect();
         let thinned = thin(&short, 50);
         assert!(thinned.concat().len() <= 50);
     }
@@ -95,11 +98,11 @@ mod tests {
     #[test]
     fn what_is_no_number_or_goes_back_is_no_trouble() {
         let odd = vec![
-            Level::exact(f64::NAN, 1.0),
-            Level::exact(5.0, f64::INFINITY),
-            Level::exact(3.0, 1.0),
-            Level::exact(1.0, 2.0),
-            Level::exact(9.0, 3.0),
+            PlotLevel::exact(f64::NAN, 1.0),
+            PlotLevel::exact(5.0, f64::INFINITY),
+            PlotLevel::exact(3.0, 1.0),
+            PlotLevel::exact(1.0, 2.0),
+            PlotLevel::exact(9.0, 3.0),
         ];
         assert_eq!(thin(std::slice::from_ref(&odd), 10).concat().len(), 3);
         assert!(thin(&[odd], 2).concat().len() <= 2);

@@ -4,18 +4,18 @@ use warden_policies::GpuIndex;
 
 /// Use of the devices, taken by [`Snapshot::baseline`](super::Snapshot::baseline) right before a spawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Baseline {
-    pub(super) devices: Vec<Before>,
+pub struct GpuBaseline {
+    pub(super) devices: Vec<DeviceBaseline>,
 }
 
-impl Baseline {
-    pub(super) fn of(&self, gpu: GpuIndex) -> Option<Before> {
+impl GpuBaseline {
+    pub(super) fn of(&self, gpu: GpuIndex) -> Option<DeviceBaseline> {
         self.devices.iter().copied().find(|before| before.gpu == gpu)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Before {
+pub(super) struct DeviceBaseline {
     pub(super) gpu: GpuIndex,
     /// Bytes in use by all programs.
     pub(super) used: u64,

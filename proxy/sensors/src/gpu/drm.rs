@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::fdinfo::{self, Client};
+use super::fdinfo::{self, DrmClient};
 use super::ladder::ChildProcesses;
 use super::{DeviceReading, GpuVendor};
 use crate::host;
 
 /// A GPU of amdgpu, i915 or xe.
 #[derive(Clone, Debug)]
-pub(super) struct Card {
+pub(super) struct DrmCard {
     /// `/sys/class/drm/cardN/device`.
     folder: PathBuf,
     pub(super) vendor: GpuVendor,
@@ -25,11 +25,11 @@ pub(super) struct Card {
 }
 
 /// Lists all cards by PCI address.
-pub(super) fn cards(sys: &Path) -> Vec<Card> {
+pub(super) fn cards(sys: &Path) -> Vec<DrmCard> {
     let nodes = KfdNodes::read(sys);
-    let mut found: Vec<Card> = folders(&sys.join("class/drm"))
+    let mut found: Vec<DrmCard> = folders(&sys.join("class/drm"))
         .filter(|(name, _)| name.strip_prefix("card").is_some_and(is_number))
-        .filter_map(|(_, folder)| Card::read(folder.join("device"), &nodes))
+        .filter_map(|(_, folder)| DrmCard::read(folder.join("device"), &nodes))
         .collect();
     found.sort_by(|a, b| a.pci.cmp(&b.pci));
     found
@@ -48,7 +48,7 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-impl Card {
+impl DrmCard {
     fn read(folder: PathBuf, nodes: &KfdNodes) -> Option<Self> {
         let uevent = fs::read_to_string(folder.join("uevent")).ok()?;
         let field = |name: &str| {
@@ -149,7 +149,7 @@ impl KfdNodes {
 
 /// Reads the VRAM of HIP programs on one card, by pid in KFD's view. KFD keeps a folder for each program
 /// that uses it.
-pub(super) fn by_kfd(sys: &Path, card: &Card) -> Vec<(u32, u64)> {
+pub(super) fn by_kfd(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
     let Some(gpu) = card.kfd else { return Vec::new() };
     folders(&sys.join("class/kfd/kfd/proc"))
         .filter_map(|(pid, folder)| Some((pid.parse().ok()?, number(&folder.join(format!("vram_{gpu}")))?)))
@@ -159,7 +159,7 @@ pub(super) fn by_kfd(sys: &Path, card: &Card) -> Vec<(u32, u64)> {
 /// GPU files that a process group has open.
 #[derive(Debug, Default)]
 pub(super) struct DrmClients {
-    clients: Vec<Client>,
+    clients: Vec<DrmClient>,
     /// Reason why a file could not be read.
     refused: Option<String>,
 }
@@ -197,7 +197,7 @@ impl DrmClients {
 
     /// Returns the bytes on a card; `None` if the group has no client there, an error if it cannot be
     /// determined.
-    pub(super) fn on(&self, card: &Card) -> Result<Option<u64>, String> {
+    pub(super) fn on(&self, card: &DrmCard) -> Result<Option<u64>, String> {
         let mut counted = Vec::new();
         let mut sum = None;
         for client in self.clients.iter().filter(|client| client.pci.as_deref() == Some(&card.pci)) {

@@ -3,7 +3,7 @@
 
 /// An open file of a GPU driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Client {
+pub(super) struct DrmClient {
     /// `drm-driver`: `amdgpu`, `i915`, `xe`, …
     pub(super) driver: String,
     /// `drm-pdev`: the PCI address.
@@ -19,8 +19,8 @@ pub(super) struct Client {
 const MEMORY_KEYS: [&str; 3] = ["drm-resident-", "drm-memory-", "drm-total-"];
 
 /// Parses one file; `None` if it is no DRM file.
-pub(super) fn parse(text: &str) -> Option<Client> {
-    let mut client = Client::default();
+pub(super) fn parse(text: &str) -> Option<DrmClient> {
+    let mut client = DrmClient::default();
     let mut driver = None;
     // Summed by key: a driver reports all its regions with the same keys.
     let mut sums: [Option<u64>; MEMORY_KEYS.len()] = [None; MEMORY_KEYS.len()];

@@ -1,8 +1,8 @@
 //! GPUs of this machine, their readings, and the VRAM of a backend on each.
 //!
-//! A program has one [`Gpus`], and calls [`Gpus::read`] once per round of sampling: the [`Snapshot`]
+//! A program has one [`GpuSensors`], and calls [`GpuSensors::read`] once per round of sampling: the [`GpuSnapshot`]
 //! answers for all backends without further calls of the drivers. Nothing is guessed: an unknown figure is
-//! absent, and [`Why`] gives the reason as a sentence.
+//! absent, and [`VramUnknown`] gives the reason as a sentence.
 //!
 //! ```text
 //! NVIDIA   NVML (libnvidia-ml.so.1, opened at run time)
@@ -25,15 +25,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use warden_policies::{GpuIndex, Vram};
+use warden_policies::{GpuIndex, VramReading};
 
-pub use baseline::Baseline;
-use drm::Card;
-use ladder::Place;
-use nvidia::Nvidia;
-use process::Processes;
-pub use snapshot::Snapshot;
-pub use why::{Doubt, Why};
+pub use baseline::GpuBaseline;
+use drm::DrmCard;
+use ladder::VramContext;
+use nvidia::NvidiaGpus;
+use process::ProcViews;
+pub use snapshot::GpuSnapshot;
+pub use why::{EstimateDoubt, VramUnknown};
 
 /// Vendor of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,8 +49,8 @@ pub enum GpuVendor {
 
 /// One GPU, or one MIG instance of a GPU: the properties that do not change at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Device {
-    /// Index in [`Gpus::devices`], from 0: NVIDIA first, in NVML's order, then the others by PCI address.
+pub struct GpuDevice {
+    /// Index in [`GpuSensors::devices`], from 0: NVIDIA first, in NVML's order, then the others by PCI address.
     pub index: GpuIndex,
     /// Vendor of the GPU.
     pub vendor: GpuVendor,
@@ -69,7 +69,7 @@ pub struct Device {
 /// A fault reported by a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fault {
+pub enum GpuFault {
     /// An Xid of the NVIDIA driver; `None` if the driver did not give its number. Of several since the last
     /// reading the driver repeats the newest.
     Xid(Option<u64>),
@@ -95,21 +95,21 @@ pub struct DeviceReading {
     /// Memory errors that ECC could not correct, since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
     /// Faults since the last reading; `None` if the driver reports no faults at all.
-    pub faults: Option<Vec<Fault>>,
+    pub faults: Option<Vec<GpuFault>>,
 }
 
 /// VRAM of one process group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupVram {
     /// Readings by GPU, in order. GPUs that the group does not use, or whose figure is unknown, are left out.
-    pub readings: Vec<Vram>,
+    pub readings: Vec<VramReading>,
     /// Reason for a missing figure, if any. Readings of other GPUs are valid nevertheless.
-    pub unavailable: Option<Why>,
+    pub unavailable: Option<VramUnknown>,
 }
 
 /// Paths that are read; tests use others.
 #[derive(Clone, Debug)]
-pub struct Sources {
+pub struct GpuSources {
     /// `/proc`, with our own process ids.
     pub proc: PathBuf,
     /// The host's `/proc`, if a container has it.
@@ -122,7 +122,7 @@ pub struct Sources {
     pub nvml: Vec<OsString>,
 }
 
-impl Default for Sources {
+impl Default for GpuSources {
     fn default() -> Self {
         Self {
             proc: PathBuf::from("/proc"),
@@ -137,30 +137,30 @@ impl Default for Sources {
 /// The GPUs of this machine. Cheap to open, and shared: reading takes `&self`. Open it once: NVIDIA's
 /// library stays loaded until the program ends.
 #[derive(Debug)]
-pub struct Gpus {
-    sources: Sources,
-    devices: Vec<Device>,
-    nvidia: Option<Nvidia>,
-    cards: Vec<Card>,
-    processes: Processes,
+pub struct GpuSensors {
+    sources: GpuSources,
+    devices: Vec<GpuDevice>,
+    nvidia: Option<NvidiaGpus>,
+    cards: Vec<DrmCard>,
+    processes: ProcViews,
     notes: Vec<String>,
-    place: Place,
+    place: VramContext,
 }
 
-impl Gpus {
+impl GpuSensors {
     /// Looks for GPUs. Never fails: a machine without one, or without its driver, has no devices.
     pub fn open() -> Self {
-        Self::open_at(Sources::default())
+        Self::open_at(GpuSources::default())
     }
 
     /// Like [`Self::open`], with other paths.
-    pub fn open_at(sources: Sources) -> Self {
-        let (nvidia, missing) = match Nvidia::open(&sources.nvml) {
+    pub fn open_at(sources: GpuSources) -> Self {
+        let (nvidia, missing) = match NvidiaGpus::open(&sources.nvml) {
             Ok(nvidia) => (Some(nvidia), None),
             Err(missing) => (None, Some(missing)),
         };
         let cards = drm::cards(&sources.sys);
-        let described = nvidia.iter().flat_map(Nvidia::described).map(|one| Device {
+        let described = nvidia.iter().flat_map(NvidiaGpus::described).map(|one| GpuDevice {
             index: GpuIndex(0),
             vendor: GpuVendor::Nvidia,
             name: one.name.clone(),
@@ -169,7 +169,7 @@ impl Gpus {
             total: one.total.filter(|_| !one.unified),
             unified: one.unified,
         });
-        let more = cards.iter().map(|card| Device {
+        let more = cards.iter().map(|card| GpuDevice {
             index: GpuIndex(0),
             vendor: card.vendor,
             name: card.name.clone(),
@@ -178,10 +178,13 @@ impl Gpus {
             total: card.total().filter(|_| !card.unified),
             unified: card.unified,
         });
-        let devices =
-            described.chain(more).zip(0..).map(|(device, index)| Device { index: GpuIndex(index), ..device });
-        let processes = Processes::open(&sources.proc, &sources.host_proc);
-        let place = Place { contained: processes.contained(), windows: sources.wsl.exists(), alone: false };
+        let devices = described
+            .chain(more)
+            .zip(0..)
+            .map(|(device, index)| GpuDevice { index: GpuIndex(index), ..device });
+        let processes = ProcViews::open(&sources.proc, &sources.host_proc);
+        let place =
+            VramContext { contained: processes.contained(), windows: sources.wsl.exists(), alone: false };
         Self {
             devices: devices.collect(),
             nvidia,
@@ -194,7 +197,7 @@ impl Gpus {
     }
 
     /// Returns all devices found when opened, by index.
-    pub fn devices(&self) -> &[Device] {
+    pub fn devices(&self) -> &[GpuDevice] {
         &self.devices
     }
 
@@ -207,15 +210,15 @@ impl Gpus {
     /// Returns the free bytes of each device with its own memory, if the driver reports them. Reads nothing
     /// else, so it blocks for less than a millisecond while the driver is idle.
     pub fn free(&self) -> Vec<(GpuIndex, u64)> {
-        let nvidia = self.nvidia.iter().flat_map(Nvidia::free);
-        let all = nvidia.chain(self.cards.iter().map(Card::free)).zip(&self.devices);
+        let nvidia = self.nvidia.iter().flat_map(NvidiaGpus::free);
+        let all = nvidia.chain(self.cards.iter().map(DrmCard::free)).zip(&self.devices);
         let own = all.filter(|(_, device)| !device.unified);
         own.filter_map(|(free, device)| Some((device.index, free?))).collect()
     }
 
     /// Reads all devices. Blocks for some milliseconds: call it where blocking is allowed. Each fault is
     /// reported in one reading only, so a single task should read.
-    pub fn read(&self) -> Snapshot {
-        Snapshot::read(self)
+    pub fn read(&self) -> GpuSnapshot {
+        GpuSnapshot::read(self)
     }
 }

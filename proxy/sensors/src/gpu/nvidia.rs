@@ -14,7 +14,7 @@ use nvml_wrapper::event::EventSet;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device as Handle, Nvml};
 
-use super::{DeviceReading, Fault};
+use super::{DeviceReading, GpuFault};
 
 /// Names of the library: the usual one; that of development packages; WSL; NixOS.
 pub(super) const NVML_LIBRARIES: [&str; 4] = [
@@ -29,16 +29,16 @@ pub(super) const NVML_LIBRARIES: [&str; 4] = [
 const MAX_EVENTS: usize = 64;
 
 /// Parts of the names of GPUs that use host memory, for drivers that report that memory as VRAM.
-const UNIFIED: [&str; 6] = ["Orin", "Thor", "Xavier", "Tegra", "GB10", "nvgpu"];
+const UNIFIED_NAMES: [&str; 6] = ["Orin", "Thor", "Xavier", "Tegra", "GB10", "nvgpu"];
 
 #[derive(Debug)]
-pub(super) struct Nvidia {
-    devices: Vec<One>,
+pub(super) struct NvidiaGpus {
+    devices: Vec<NvidiaDevice>,
 }
 
 #[derive(Debug)]
-struct One {
-    described: Described,
+struct NvidiaDevice {
+    described: NvidiaProperties,
     handle: Handle<'static>,
     /// Xid and ECC events; `None` if the driver offers none. Two threads must not wait on one set.
     events: Option<Mutex<EventSet<'static>>>,
@@ -55,7 +55,7 @@ struct LastFaults {
 
 /// Constant properties of a device.
 #[derive(Clone, Debug)]
-pub(super) struct Described {
+pub(super) struct NvidiaProperties {
     pub(super) name: String,
     pub(super) uuid: Option<String>,
     pub(super) pci: Option<String>,
@@ -64,16 +64,16 @@ pub(super) struct Described {
 }
 
 /// A pid that NVML lists, and its bytes, if reported.
-pub(super) type Entry = (u32, Option<u64>);
+pub(super) type NvmlProcess = (u32, Option<u64>);
 
 /// Reading of one device; the caller sets the index in it.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct NvidiaReading {
     pub(super) reading: DeviceReading,
-    pub(super) listed: Result<Vec<Entry>, String>,
+    pub(super) listed: Result<Vec<NvmlProcess>, String>,
 }
 
-impl Nvidia {
+impl NvidiaGpus {
     /// Opens NVML. The error says in words why there are no devices.
     pub(super) fn open(libraries: &[OsString]) -> Result<Self, String> {
         let mut refused = None;
@@ -95,25 +95,26 @@ impl Nvidia {
         let count = nvml
             .device_count()
             .map_err(|error| format!("the NVIDIA driver does not count its GPUs: {}", in_words(&error)))?;
-        let devices: Vec<One> = (0..count).flat_map(|index| device_or_instances(nvml, index)).collect();
+        let devices: Vec<NvidiaDevice> =
+            (0..count).flat_map(|index| device_or_instances(nvml, index)).collect();
         if devices.is_empty() {
             return Err("the NVIDIA driver knows no GPU that this user may use".to_owned());
         }
         Ok(Self { devices })
     }
 
-    pub(super) fn described(&self) -> impl Iterator<Item = &Described> {
+    pub(super) fn described(&self) -> impl Iterator<Item = &NvidiaProperties> {
         self.devices.iter().map(|one| &one.described)
     }
 
     /// Returns the free bytes of each device, if reported. Reads nothing else.
     pub(super) fn free(&self) -> impl Iterator<Item = Option<u64>> {
-        let free = |one: &One| one.handle.memory_info().ok().map(|memory| memory.free);
+        let free = |one: &NvidiaDevice| one.handle.memory_info().ok().map(|memory| memory.free);
         self.devices.iter().map(free)
     }
 
-    pub(super) fn read(&self) -> Vec<Told> {
-        self.devices.iter().map(One::read).collect()
+    pub(super) fn read(&self) -> Vec<NvidiaReading> {
+        self.devices.iter().map(NvidiaDevice::read).collect()
     }
 }
 
@@ -131,29 +132,33 @@ pub(super) fn opened(library: &OsString) -> Result<&'static Nvml, NvmlError> {
 }
 
 /// Returns a GPU, or its MIG instances if it is split.
-fn device_or_instances(nvml: &'static Nvml, index: u32) -> Vec<One> {
+fn device_or_instances(nvml: &'static Nvml, index: u32) -> Vec<NvidiaDevice> {
     let Ok(handle) = nvml.device_by_index(index) else { return Vec::new() };
     let split = handle.mig_mode().is_ok_and(|mode| mode.current == 1);
     let most = if split { handle.mig_device_count().unwrap_or(0) } else { 0 };
-    let parts: Vec<One> = (0..most)
+    let parts: Vec<NvidiaDevice> = (0..most)
         .filter_map(|index| handle.mig_device_by_index(index).ok())
-        .map(|part| One::new(nvml, part, &handle))
+        .map(|part| NvidiaDevice::new(nvml, part, &handle))
         .collect();
     if parts.is_empty() {
         // A device handle cannot be copied, so it is requested again.
-        return nvml.device_by_index(index).map(|same| One::new(nvml, same, &handle)).into_iter().collect();
+        return nvml
+            .device_by_index(index)
+            .map(|same| NvidiaDevice::new(nvml, same, &handle))
+            .into_iter()
+            .collect();
     }
     parts
 }
 
-impl One {
+impl NvidiaDevice {
     fn new(nvml: &'static Nvml, handle: Handle<'static>, whole: &Handle<'static>) -> Self {
         let memory = handle.memory_info();
         let name = handle.name().or_else(|_| whole.name()).unwrap_or_else(|_| "NVIDIA GPU".to_owned());
         // A discrete GPU always reports its memory; GB10 and Jetson boards report that they have none.
-        let unified =
-            matches!(memory, Err(NvmlError::NotSupported)) || UNIFIED.iter().any(|part| name.contains(part));
-        let described = Described {
+        let unified = matches!(memory, Err(NvmlError::NotSupported))
+            || UNIFIED_NAMES.iter().any(|part| name.contains(part));
+        let described = NvidiaProperties {
             unified,
             uuid: handle.uuid().ok(),
             pci: whole.pci_info().ok().map(|pci| address(&pci.bus_id)),
@@ -168,7 +173,7 @@ impl One {
         }
     }
 
-    fn read(&self) -> Told {
+    fn read(&self) -> NvidiaReading {
         let memory = self.handle.memory_info();
         let gone = matches!(memory, Err(NvmlError::GpuLost | NvmlError::ResetRequired));
         let memory = memory.ok().filter(|_| !self.described.unified);
@@ -176,7 +181,7 @@ impl One {
         let mut faults = self.xids();
         faults.extend(self.news(ecc, gone));
         let told = self.events.is_some() || ecc.is_some() || gone || !faults.is_empty();
-        Told {
+        NvidiaReading {
             reading: DeviceReading {
                 total: memory.as_ref().map(|memory| memory.total),
                 used: memory.as_ref().map(|memory| memory.used),
@@ -191,7 +196,7 @@ impl One {
     }
 
     /// Lists compute and graphics processes; Vulkan programs count as graphics.
-    fn listed(&self) -> Result<Vec<Entry>, String> {
+    fn listed(&self) -> Result<Vec<NvmlProcess>, String> {
         let compute = list_twice(|| self.handle.running_compute_processes());
         let graphics = list_twice(|| self.handle.running_graphics_processes());
         let all = match (compute, graphics) {
@@ -209,7 +214,7 @@ impl One {
         Ok(all.into_iter().map(|process| (process.pid, bytes(process.used_gpu_memory))).collect())
     }
 
-    fn xids(&self) -> Vec<Fault> {
+    fn xids(&self) -> Vec<GpuFault> {
         let Some(events) = &self.events else { return Vec::new() };
         let events = events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut faults = Vec::new();
@@ -221,7 +226,7 @@ impl One {
                     Some(XidError::Value(number)) => Some(number),
                     Some(XidError::Unknown) | None => None,
                 };
-                let fault = Fault::Xid(number);
+                let fault = GpuFault::Xid(number);
                 if !faults.contains(&fault) {
                     faults.push(fault);
                 }
@@ -231,13 +236,13 @@ impl One {
     }
 
     /// Returns the faults that are new since the last reading. A counter that fell was reset.
-    fn news(&self, ecc: Option<u64>, gone: bool) -> Vec<Fault> {
+    fn news(&self, ecc: Option<u64>, gone: bool) -> Vec<GpuFault> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let more = ecc.zip(last.ecc).map_or(0, |(now, before)| now.saturating_sub(before));
         let newly_gone = gone && !last.gone;
         *last = LastFaults { ecc: ecc.or(last.ecc), gone };
-        let errors = (more > 0).then_some(Fault::Ecc(more));
-        errors.into_iter().chain(newly_gone.then_some(Fault::Lost)).collect()
+        let errors = (more > 0).then_some(GpuFault::Ecc(more));
+        errors.into_iter().chain(newly_gone.then_some(GpuFault::Lost)).collect()
     }
 }
 

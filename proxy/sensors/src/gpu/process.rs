@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::ladder::Who;
+use super::ladder::ProcessOwner;
 
 /// The first pid namespace: its number is fixed in the kernel (`PROC_PID_INIT_INO`).
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
@@ -24,13 +24,13 @@ struct ProcView {
 
 /// All available views of processes.
 #[derive(Clone, Debug)]
-pub(super) struct Processes {
+pub(super) struct ProcViews {
     own: PathBuf,
     views: Vec<ProcView>,
     contained: bool,
 }
 
-impl Processes {
+impl ProcViews {
     pub(super) fn open(proc: &Path, host: &Path) -> Self {
         let views: Vec<ProcView> = [proc, host].into_iter().filter_map(ProcView::open).collect();
         let namespace = fs::read_link(proc.join("self/ns/pid")).ok();
@@ -44,19 +44,20 @@ impl Processes {
         self.contained
     }
 
-    pub(super) fn who(&self, pid: u32) -> Who {
+    pub(super) fn who(&self, pid: u32) -> ProcessOwner {
         let seen = self.views.iter().map(|view| self.identify_in(view, pid));
-        seen.reduce(|first, second| if first == Who::Unseen { second } else { first }).unwrap_or(Who::Unseen)
+        seen.reduce(|first, second| if first == ProcessOwner::Unseen { second } else { first })
+            .unwrap_or(ProcessOwner::Unseen)
     }
 
-    fn identify_in(&self, view: &ProcView, pid: u32) -> Who {
-        let Some(ids) = NamespaceIds::read(&view.root, &pid.to_string()) else { return Who::Unseen };
+    fn identify_in(&self, view: &ProcView, pid: u32) -> ProcessOwner {
+        let Some(ids) = NamespaceIds::read(&view.root, &pid.to_string()) else { return ProcessOwner::Unseen };
         let level = view.depth - 1;
         let (Some(&inner), Some(&group)) = (ids.pids.get(level), ids.groups.get(level)) else {
-            return Who::Other;
+            return ProcessOwner::Other;
         };
         let proved = level == 0 || self.proved(view, pid, inner);
-        if proved { Who::Seen { pid: inner, group } } else { Who::Other }
+        if proved { ProcessOwner::Seen { pid: inner, group } } else { ProcessOwner::Other }
     }
 
     /// Returns whether process `pid` of this view is process `inner` of ours.

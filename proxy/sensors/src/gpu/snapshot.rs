@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
-use warden_policies::{GpuIndex, Vram, VramSource};
+use warden_policies::{GpuIndex, VramReading, VramSource};
 
-use super::baseline::{Baseline, Before};
-use super::drm::{self, Card, DrmClients};
-use super::ladder::{self, ChildProcesses, DeviceUse, Found, Listed, Place};
-use super::{DeviceReading, Gpus, GroupVram, Why};
+use super::baseline::{DeviceBaseline, GpuBaseline};
+use super::drm::{self, DrmCard, DrmClients};
+use super::ladder::{self, ChildProcesses, DeviceUse, ListedProcess, VramContext, VramFinding};
+use super::{DeviceReading, GpuSensors, GroupVram, VramUnknown};
 
 /// A reading of all devices and of the processes on them, for every backend in one round of sampling.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct GpuSnapshot {
     devices: Vec<DeviceReading>,
-    users: Vec<Users>,
-    place: Place,
+    users: Vec<DeviceUsers>,
+    place: VramContext,
     proc: PathBuf,
     /// Reason why there are no devices.
     none: String,
@@ -22,28 +22,28 @@ pub struct Snapshot {
 
 /// Processes on one device.
 #[derive(Clone, Debug)]
-enum Users {
+enum DeviceUsers {
     /// Not read: the device has no memory of its own.
     Unified,
     /// Listed by NVML.
-    Listed(Result<Vec<Listed>, String>),
+    Listed(Result<Vec<ListedProcess>, String>),
     /// To be read from the files of each process, except for KFD's list.
-    Files { card: Card, kfd: Vec<Listed> },
+    Files { card: DrmCard, kfd: Vec<ListedProcess> },
 }
 
-impl Snapshot {
-    pub(super) fn read(gpus: &Gpus) -> Self {
-        let told = gpus.nvidia.iter().flat_map(super::Nvidia::read);
+impl GpuSnapshot {
+    pub(super) fn read(gpus: &GpuSensors) -> Self {
+        let told = gpus.nvidia.iter().flat_map(super::NvidiaGpus::read);
         let nvidia = told.map(|told| {
             let listed = told.listed.map(|entries| listed(gpus, entries));
-            (told.reading, Users::Listed(listed))
+            (told.reading, DeviceUsers::Listed(listed))
         });
         let cards = gpus.cards.iter().map(|card| {
             let kfd = drm::by_kfd(&gpus.sources.sys, card).into_iter().map(|(pid, bytes)| (pid, Some(bytes)));
-            (card.reading(), Users::Files { card: card.clone(), kfd: listed(gpus, kfd.collect()) })
+            (card.reading(), DeviceUsers::Files { card: card.clone(), kfd: listed(gpus, kfd.collect()) })
         });
         let all = nvidia.chain(cards).zip(&gpus.devices).map(|((reading, users), device)| {
-            let users = if device.unified { Users::Unified } else { users };
+            let users = if device.unified { DeviceUsers::Unified } else { users };
             (DeviceReading { index: device.index, ..reading }, users)
         });
         let (devices, users) = all.unzip();
@@ -62,7 +62,7 @@ impl Snapshot {
     }
 
     /// Returns the VRAM of the process group that `leader` leads, as drivers report it; no estimates. On
-    /// AMD and Intel this reads files of the group's processes, so it may block like [`Gpus::read`].
+    /// AMD and Intel this reads files of the group's processes, so it may block like [`GpuSensors::read`].
     pub fn group_vram(&self, leader: u32) -> GroupVram {
         self.of_child(leader, &[], None)
     }
@@ -73,44 +73,44 @@ impl Snapshot {
     /// a hidden list of processes could not show. With it there is an estimate if the driver reports no
     /// bytes: the increase of the device's use. An estimate is made only if the device was idle then and no
     /// other program is on it now.
-    pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&Baseline, bool)>) -> GroupVram {
-        let place = Place { alone: before.map_or(self.place.alone, |(_, alone)| alone), ..self.place };
+    pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&GpuBaseline, bool)>) -> GroupVram {
+        let place = VramContext { alone: before.map_or(self.place.alone, |(_, alone)| alone), ..self.place };
         self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)
     }
 
     /// Returns the current use, to be kept until after the next spawn.
-    pub fn baseline(&self) -> Baseline {
+    pub fn baseline(&self) -> GpuBaseline {
         let devices = self.devices.iter().zip(&self.users).filter_map(|(device, users)| {
             let nobody = match users {
-                Users::Listed(Ok(listed)) => listed.is_empty(),
+                DeviceUsers::Listed(Ok(listed)) => listed.is_empty(),
                 // Without a list the used bytes have to prove that the device is idle.
-                Users::Listed(Err(_)) => true,
-                Users::Unified | Users::Files { .. } => return None,
+                DeviceUsers::Listed(Err(_)) => true,
+                DeviceUsers::Unified | DeviceUsers::Files { .. } => return None,
             };
-            Some(Before { gpu: device.index, used: device.used?, nobody })
+            Some(DeviceBaseline { gpu: device.index, used: device.used?, nobody })
         });
-        Baseline { devices: devices.collect() }
+        GpuBaseline { devices: devices.collect() }
     }
 
-    fn find(&self, child: ChildProcesses<'_>, before: Option<&Baseline>, place: Place) -> GroupVram {
-        let files = self.users.iter().any(|users| matches!(users, Users::Files { .. }));
+    fn find(&self, child: ChildProcesses<'_>, before: Option<&GpuBaseline>, place: VramContext) -> GroupVram {
+        let files = self.users.iter().any(|users| matches!(users, DeviceUsers::Files { .. }));
         let clients = if files { DrmClients::of_child(&self.proc, child) } else { DrmClients::default() };
         let mut answer = GroupVram::default();
         for (device, users) in self.devices.iter().zip(&self.users) {
             let gpu = device.index;
             let found = match users {
-                Users::Unified => continue,
-                Users::Listed(listed) => {
+                DeviceUsers::Unified => continue,
+                DeviceUsers::Listed(listed) => {
                     let listed = listed.as_deref().map_err(String::as_str);
                     let device = DeviceUse { gpu, listed, used: device.used };
                     ladder::find_vram(&device, child, before.and_then(|before| before.of(gpu)), place)
                 }
-                Users::Files { card, kfd } => from_files(gpu, child, &clients.on(card), kfd),
+                DeviceUsers::Files { card, kfd } => from_files(gpu, child, &clients.on(card), kfd),
             };
             match found {
-                Found::Nothing => {}
-                Found::Vram(vram) => answer.readings.push(vram),
-                Found::Unknown(why) => answer.unavailable = answer.unavailable.or(Some(why)),
+                VramFinding::Nothing => {}
+                VramFinding::Vram(vram) => answer.readings.push(vram),
+                VramFinding::Unknown(why) => answer.unavailable = answer.unavailable.or(Some(why)),
             }
         }
         if answer.readings.is_empty() && answer.unavailable.is_none() {
@@ -119,21 +119,21 @@ impl Snapshot {
         answer
     }
 
-    fn nowhere(&self) -> Why {
-        let unified = self.users.iter().position(|users| matches!(users, Users::Unified));
+    fn nowhere(&self) -> VramUnknown {
+        let unified = self.users.iter().position(|users| matches!(users, DeviceUsers::Unified));
         match (self.devices.first(), unified) {
-            (None, _) => Why::NoDevice(self.none.clone()),
-            (Some(_), Some(at)) if self.users.iter().all(|users| matches!(users, Users::Unified)) => {
-                Why::Unified(self.devices[at].index)
+            (None, _) => VramUnknown::NoDevice(self.none.clone()),
+            (Some(_), Some(at)) if self.users.iter().all(|users| matches!(users, DeviceUsers::Unified)) => {
+                VramUnknown::Unified(self.devices[at].index)
             }
-            _ => Why::NotOnAny,
+            _ => VramUnknown::NotOnAny,
         }
     }
 }
 
-fn listed(gpus: &Gpus, entries: Vec<(u32, Option<u64>)>) -> Vec<Listed> {
+fn listed(gpus: &GpuSensors, entries: Vec<(u32, Option<u64>)>) -> Vec<ListedProcess> {
     let entries = entries.into_iter();
-    entries.map(|(pid, bytes)| Listed { pid, bytes, who: gpus.processes.who(pid) }).collect()
+    entries.map(|(pid, bytes)| ListedProcess { pid, bytes, who: gpus.processes.who(pid) }).collect()
 }
 
 /// Determines the VRAM from KFD (HIP) and fdinfo (the rest). Newer kernels count HIP in both, so the larger
@@ -142,17 +142,17 @@ fn from_files(
     gpu: GpuIndex,
     child: ChildProcesses<'_>,
     by_files: &Result<Option<u64>, String>,
-    kfd: &[Listed],
-) -> Found {
+    kfd: &[ListedProcess],
+) -> VramFinding {
     let ours = kfd.iter().filter(|one| one.who.belongs_to(child)).filter_map(|one| one.bytes);
     let by_kfd = ours.reduce(u64::saturating_add);
     match (by_files, by_kfd) {
-        (Err(reason), None) => Found::Unknown(Why::Unreadable { gpu, reason: reason.clone() }),
-        (Ok(None), None | Some(0)) => Found::Nothing,
+        (Err(reason), None) => VramFinding::Unknown(VramUnknown::Unreadable { gpu, reason: reason.clone() }),
+        (Ok(None), None | Some(0)) => VramFinding::Nothing,
         (by_files, by_kfd) => {
             let by_files = by_files.as_ref().ok().copied().flatten().unwrap_or(0);
             let bytes = by_files.max(by_kfd.unwrap_or(0));
-            Found::Vram(Vram { gpu, bytes, source: VramSource::Process })
+            VramFinding::Vram(VramReading { gpu, bytes, source: VramSource::Process })
         }
     }
 }

@@ -80,8 +80,8 @@ impl Machine {
         self.write("script", script);
     }
 
-    fn open(&self) -> Gpus {
-        Gpus::open_at(Sources {
+    fn open(&self) -> GpuSensors {
+        GpuSensors::open_at(GpuSources {
             proc: self.path("proc"),
             host_proc: self.path("host"),
             sys: self.path("sys"),
@@ -91,10 +91,10 @@ impl Machine {
     }
 }
 
-fn vram(gpu: u32, bytes: u64, source: VramSource) -> Vram {
-    Vram { gpu: GpuIndex(gpu), bytes, source }
+fn vram(gpu: u32, bytes: u64, source: VramSource) -> VramReading {
+    VramReading { gpu: GpuIndex(gpu), bytes, source }
 }
 
-fn told(gpu: u32, bytes: u64) -> Vram {
+fn told(gpu: u32, bytes: u64) -> VramReading {
     vram(gpu, bytes, VramSource::Process)
 }

@@ -9,7 +9,7 @@ use warden_policies::GpuIndex;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message says what its fields are")]
-pub enum Why {
+pub enum VramUnknown {
     /// No device was found; the text says which driver is missing.
     #[error("no GPU is visible here: {0}")]
     NoDevice(String),
@@ -25,7 +25,7 @@ pub enum Why {
     NotListed { gpu: GpuIndex, reason: String },
     /// The driver lists the backend, but not its bytes, or as 0 bytes, which no process on a GPU holds.
     #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", gpu_name(*.gpu))]
-    NoBytes { gpu: GpuIndex, doubt: Doubt },
+    NoBytes { gpu: GpuIndex, doubt: EstimateDoubt },
     /// The listed processes cannot be matched with ours.
     #[error(
         "the processes that the driver lists on {} cannot be told apart in a container with its own process ids; {doubt}",
@@ -35,7 +35,7 @@ pub enum Why {
         /// Index of the device.
         gpu: GpuIndex,
         /// Reason why there is no estimate.
-        doubt: Doubt,
+        doubt: EstimateDoubt,
     },
     /// The files with the figures cannot be read.
     #[error("what the backend holds on {} cannot be read: {reason}", gpu_name(*.gpu))]
@@ -44,7 +44,7 @@ pub enum Why {
 
 /// Reasons why there is no estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Doubt {
+pub enum EstimateDoubt {
     /// Nothing was read before the spawn.
     #[error("and what was in use before it started is not known")]
     NoBaseline,
@@ -69,7 +69,7 @@ fn gpu_name(index: GpuIndex) -> String {
     format!("GPU {}", index.0)
 }
 
-impl Why {
+impl VramUnknown {
     /// Returns the reason as a whole sentence.
     pub fn sentence(&self) -> String {
         match self.gpu() {
@@ -95,7 +95,7 @@ impl Why {
     }
 }
 
-impl Serialize for Why {
+impl Serialize for VramUnknown {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -110,22 +110,22 @@ mod tests {
         let gpu = GpuIndex(1);
         let reason = || "Not Supported".to_owned();
         let doubts = [
-            Doubt::NoBaseline,
-            Doubt::WasInUse,
-            Doubt::NotAlone,
-            Doubt::Shared,
-            Doubt::Windows,
-            Doubt::NoTotals,
+            EstimateDoubt::NoBaseline,
+            EstimateDoubt::WasInUse,
+            EstimateDoubt::NotAlone,
+            EstimateDoubt::Shared,
+            EstimateDoubt::Windows,
+            EstimateDoubt::NoTotals,
         ];
         let whys = [
-            Why::NoDevice("NVIDIA's library is not installed".to_owned()),
-            Why::NotOnAny,
-            Why::Unified(gpu),
-            Why::NotListed { gpu, reason: reason() },
-            Why::Hidden { gpu, doubt: Doubt::Shared },
-            Why::Unreadable { gpu, reason: reason() },
+            VramUnknown::NoDevice("NVIDIA's library is not installed".to_owned()),
+            VramUnknown::NotOnAny,
+            VramUnknown::Unified(gpu),
+            VramUnknown::NotListed { gpu, reason: reason() },
+            VramUnknown::Hidden { gpu, doubt: EstimateDoubt::Shared },
+            VramUnknown::Unreadable { gpu, reason: reason() },
         ];
-        let all = whys.into_iter().chain(doubts.map(|doubt| Why::NoBytes { gpu, doubt }));
+        let all = whys.into_iter().chain(doubts.map(|doubt| VramUnknown::NoBytes { gpu, doubt }));
         insta::assert_snapshot!(all.map(|why| why.sentence() + "\n").collect::<String>());
     }
 }

@@ -6,7 +6,7 @@ use super::ContextReport;
 
 /// Meaning of a number, which determines how it is summed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Span {
+enum CountSpan {
     /// A current value; ended contexts do not count.
     Now,
     /// A counter since the start; ended contexts count.
@@ -18,9 +18,9 @@ macro_rules! counts {
     ($($(#[$meta:meta])* $span:ident $field:ident,)*) => {
         /// The numbers of one context, or sums of them.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        pub struct Counts { $($(#[$meta])* pub $field: u64,)* }
+        pub struct ContextCounts { $($(#[$meta])* pub $field: u64,)* }
 
-        impl Counts {
+        impl ContextCounts {
             /// Takes the fields from the beginning of `words`; missing ones are 0.
             pub(super) fn from_words(words: impl IntoIterator<Item = u64>) -> Self {
                 let mut words = words.into_iter();
@@ -28,7 +28,7 @@ macro_rules! counts {
             }
 
             fn add(&mut self, more: &Self, live: bool) {
-                $(if live || Span::$span == Span::Ever {
+                $(if live || CountSpan::$span == CountSpan::Ever {
                     self.$field = self.$field.saturating_add(more.$field);
                 })*
             }
@@ -81,15 +81,15 @@ counts! {
 
 /// Sums over contexts, saturating.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Totals {
+pub struct ContextTotals {
     /// Live contexts.
     pub contexts: u32,
     /// Current values of the live contexts, and counters of all.
     #[serde(flatten)]
-    pub counts: Counts,
+    pub counts: ContextCounts,
 }
 
-impl Totals {
+impl ContextTotals {
     /// Adds one context.
     #[must_use]
     pub fn with(mut self, context: &ContextReport) -> Self {

@@ -1,11 +1,11 @@
 //! Layout of the report file. The byte order is the machine's own, because the writer runs on it.
 
-use super::counts::Counts;
-use super::{ContextReport, Settings};
+use super::counts::ContextCounts;
+use super::{ContextReport, FixSettings};
 
 /// Size of the file in bytes.
 pub(super) const FILE_BYTES: usize = 16_384;
-pub(super) const RECORDS: usize = 62;
+pub(super) const RECORD_COUNT: usize = 62;
 
 const HEADER_BYTES: usize = 128;
 const RECORD_BYTES: usize = 256;
@@ -21,7 +21,7 @@ pub(super) struct ReportHeader {
     pub(super) started_unix_ms: u64,
     /// Bits of the active fixes.
     pub(super) active: u64,
-    pub(super) settings: Settings,
+    pub(super) settings: FixSettings,
 }
 
 /// Reads numbers from the front of some bytes.
@@ -52,7 +52,7 @@ pub(super) fn header(file: &[u8]) -> Option<ReportHeader> {
     let known = pieces.take() == Some(MAGIC)
         && pieces.u32() == Some(VERSION)
         && pieces.u32() == u32::try_from(RECORD_BYTES).ok()
-        && pieces.u32() == u32::try_from(RECORDS).ok();
+        && pieces.u32() == u32::try_from(RECORD_COUNT).ok();
     if !known {
         return None;
     }
@@ -60,7 +60,7 @@ pub(super) fn header(file: &[u8]) -> Option<ReportHeader> {
         pid: pieces.u32()?,
         started_unix_ms: pieces.u64()?,
         active: pieces.u64()?,
-        settings: Settings {
+        settings: FixSettings {
             graph_cap: pieces.u64()?,
             idle_trim_ms: pieces.u64()?,
             pool_budget_bytes: pieces.u64()?,
@@ -76,15 +76,15 @@ pub(super) fn header_bytes(file: &[u8]) -> Option<&[u8]> {
 
 /// A record that was not being written while it was read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Record {
+pub(super) struct ReportRecord {
     state: u32,
     device: i32,
     context: u32,
-    counts: Counts,
+    counts: ContextCounts,
     updated_unix_ms: u64,
 }
 
-impl Record {
+impl ReportRecord {
     /// Returns the context it describes; `None` for a free record and for an unknown state.
     pub(super) fn context(self) -> Option<ContextReport> {
         let live = match self.state {
@@ -98,7 +98,7 @@ impl Record {
 }
 
 /// Returns a record on which two readings agree and that was not being written; `None` otherwise.
-pub(super) fn record_at_rest(before: &[u8], after: &[u8], index: usize) -> Option<Record> {
+pub(super) fn record_at_rest(before: &[u8], after: &[u8], index: usize) -> Option<ReportRecord> {
     let start = HEADER_BYTES + index * RECORD_BYTES;
     let bytes = after.get(start..start + RECORD_BYTES)?;
     if before.get(start..start + RECORD_BYTES)? != bytes {
@@ -112,5 +112,5 @@ pub(super) fn record_at_rest(before: &[u8], after: &[u8], index: usize) -> Optio
     let (state, device, context) = (pieces.u32()?, pieces.take().map(i32::from_ne_bytes)?, pieces.u32()?);
     let words: Vec<u64> = std::iter::from_fn(|| pieces.u64()).collect();
     let updated_unix_ms = words.get(UPDATED_WORD).copied().unwrap_or(0);
-    Some(Record { state, device, context, counts: Counts::from_words(words), updated_unix_ms })
+    Some(ReportRecord { state, device, context, counts: ContextCounts::from_words(words), updated_unix_ms })
 }

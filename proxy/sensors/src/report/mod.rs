@@ -31,11 +31,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use counts::{Counts, Totals};
-use layout::{FILE_BYTES, RECORDS, Record};
+pub use counts::{ContextCounts, ContextTotals};
+use layout::{FILE_BYTES, RECORD_COUNT, ReportRecord};
 
 /// Environment variable with the path at which a patched llama-server publishes its report.
-pub const VARIABLE: &str = "LLAMA_WARDEN_REPORT";
+pub const REPORT_VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
 /// Maximum number of readings, of which two in a row must agree. A record is being written for less than a
 /// microsecond, about a thousand times a second.
@@ -48,7 +48,7 @@ const MAX_FOLDER_NAMES: usize = 4096;
 /// A fix that is active in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Fix {
+pub enum ActiveFix {
     /// Limits the number of live graphs.
     GraphCacheCap,
     /// Releases pools above their budget.
@@ -62,12 +62,17 @@ pub enum Fix {
 }
 
 /// All fixes, in the order of the bits.
-const FIXES: [Fix; 5] =
-    [Fix::GraphCacheCap, Fix::PoolPurge, Fix::CublasReset, Fix::MemoryReport, Fix::IdleTrim];
+const FIXES: [ActiveFix; 5] = [
+    ActiveFix::GraphCacheCap,
+    ActiveFix::PoolPurge,
+    ActiveFix::CublasReset,
+    ActiveFix::MemoryReport,
+    ActiveFix::IdleTrim,
+];
 
 /// Settings of the fixes; 0 if one is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct FixSettings {
     /// Maximum number of live graphs of a context.
     pub graph_cap: u64,
     /// Milliseconds without use after which graphs are destroyed.
@@ -91,35 +96,35 @@ pub struct ContextReport {
     pub live: bool,
     /// Numbers of the context.
     #[serde(flatten)]
-    pub counts: Counts,
+    pub counts: ContextCounts,
     /// Time of its last write, in milliseconds since 1970.
     pub updated_unix_ms: u64,
 }
 
 /// The complete report of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct CudaReport {
     /// The writer's own pid: in a pid namespace it differs from ours.
     pub pid: u32,
     /// Creation of the file, in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// Active fixes.
-    pub active: BTreeSet<Fix>,
+    pub active: BTreeSet<ActiveFix>,
     /// Settings of the fixes.
-    pub settings: Settings,
+    pub settings: FixSettings,
     /// CUDA contexts, in the order of the file.
     pub contexts: Vec<ContextReport>,
 }
 
-impl Report {
+impl CudaReport {
     /// Returns the sums over all contexts.
-    pub fn totals(&self) -> Totals {
-        self.contexts.iter().fold(Totals::default(), Totals::with)
+    pub fn totals(&self) -> ContextTotals {
+        self.contexts.iter().fold(ContextTotals::default(), ContextTotals::with)
     }
 
     /// Returns the sums by device, in the order of the devices.
-    pub fn by_device(&self) -> BTreeMap<i32, Totals> {
-        let mut devices: BTreeMap<i32, Totals> = BTreeMap::new();
+    pub fn by_device(&self) -> BTreeMap<i32, ContextTotals> {
+        let mut devices: BTreeMap<i32, ContextTotals> = BTreeMap::new();
         for context in &self.contexts {
             let sum = devices.entry(context.device).or_default();
             *sum = sum.with(context);
@@ -147,7 +152,7 @@ impl Report {
 }
 
 /// Reads the report at `path`; `None` if there is none. May block for a read of 16 KiB.
-pub fn read(path: &Path) -> Option<Report> {
+pub fn read(path: &Path) -> Option<CudaReport> {
     settle(|| bytes_of(path))
 }
 
@@ -182,10 +187,10 @@ fn bytes_of(path: &Path) -> Option<Vec<u8>> {
 }
 
 /// Takes readings until no record changes any more, or the limit is reached.
-fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<Report> {
+fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<CudaReport> {
     let mut before = reading()?;
     layout::header(&before)?;
-    let mut settled: [Option<Record>; RECORDS] = [None; RECORDS];
+    let mut settled: [Option<ReportRecord>; RECORD_COUNT] = [None; RECORD_COUNT];
     for _ in 1..MAX_READINGS {
         let after = reading()?;
         layout::header(&after)?;
@@ -206,9 +211,9 @@ fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<Report> {
         }
     }
     let header = layout::header(&before)?;
-    let contexts = settled.into_iter().flatten().filter_map(Record::context).collect();
+    let contexts = settled.into_iter().flatten().filter_map(ReportRecord::context).collect();
     let active = FIXES.into_iter().enumerate().filter(|(bit, _)| header.active >> bit & 1 == 1);
-    Some(Report {
+    Some(CudaReport {
         pid: header.pid,
         started_unix_ms: header.started_unix_ms,
         active: active.map(|(_, fix)| fix).collect(),

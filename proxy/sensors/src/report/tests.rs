@@ -43,7 +43,7 @@ fn numbered() -> [u64; 30] {
 }
 
 /// Reads a report from readings, the last of which repeats.
-fn of(readings: &[Vec<u8>]) -> Option<Report> {
+fn of(readings: &[Vec<u8>]) -> Option<CudaReport> {
     let mut next = 0;
     settle(|| {
         let reading = readings.get(next).or(readings.last()).cloned();
@@ -60,16 +60,24 @@ fn what_is_written_is_read_back_number_by_number() {
     std::fs::write(&path, written).unwrap();
     let report = read(&path).unwrap();
     assert_eq!((report.pid, report.started_unix_ms), (4711, 1_700_000_000_000));
-    assert_eq!(report.active, BTreeSet::from([Fix::GraphCacheCap, Fix::CublasReset, Fix::IdleTrim]));
-    let settings =
-        Settings { graph_cap: 16, idle_trim_ms: 2, pool_budget_bytes: 3, cublas_every: 4, cublas_min_ms: 5 };
+    assert_eq!(
+        report.active,
+        BTreeSet::from([ActiveFix::GraphCacheCap, ActiveFix::CublasReset, ActiveFix::IdleTrim])
+    );
+    let settings = FixSettings {
+        graph_cap: 16,
+        idle_trim_ms: 2,
+        pool_budget_bytes: 3,
+        cublas_every: 4,
+        cublas_min_ms: 5,
+    };
     assert_eq!(report.settings, settings);
     let [context] = report.contexts.as_slice() else { panic!("one context: {report:?}") };
     assert_eq!((context.context, context.device, context.live), (7, 1, true));
     let counts = context.counts;
     assert_eq!(
         counts,
-        Counts {
+        ContextCounts {
             computes: 100,
             graphs_live: 101,
             graphs_peak: 102,
@@ -190,7 +198,7 @@ fn a_report_survives_the_way_through_json() {
         text.contains("\"graph-cache-cap\"") && text.contains("\"pool_bytes\":18446744073709551615"),
         "{text}"
     );
-    assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    assert_eq!(serde_json::from_str::<CudaReport>(&text).unwrap(), report);
 }
 
 fn words() -> impl Strategy<Value = u64> {

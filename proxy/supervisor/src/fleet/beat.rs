@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use warden_policies::ModelName;
 
 use super::Fleet;
-use crate::model::Message;
+use crate::model::TaskMessage;
 
 impl Fleet {
     /// Checks the loader's task. `None` if it no longer has to run.
@@ -21,7 +21,7 @@ impl Fleet {
         let asked = handles.map(|handle| {
             let (question, answer) = oneshot::channel();
             // A task that has ended drops the question, which is the answer.
-            handle.sender.send(Message::Beat(question));
+            handle.sender.send(TaskMessage::Beat(question));
             (handle.leases.name().clone(), answer)
         });
         asked.collect()

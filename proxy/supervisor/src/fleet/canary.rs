@@ -24,12 +24,12 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use warden_policies::canary::{Exchange, Trial, Verdict};
+use warden_policies::canary::{CanaryTrial, CanaryVerdict, TrialExchange};
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::world::SplitMix;
 use warden_policies::{GenerationId, ModelName, QuickMap};
 
-use super::{Change, Fleet};
+use super::{Fleet, RosterChange};
 use crate::clock;
 use crate::error::{CanaryError, ResolveError};
 use crate::lease::Lease;
@@ -51,7 +51,7 @@ pub(super) fn name_of(model: &ModelName) -> ModelName {
 pub(super) struct CanarySet {
     /// A canary runs; avoids the lookup while none does.
     any: AtomicBool,
-    running: ArcSwap<QuickMap<ModelName, Arc<Running>>>,
+    running: ArcSwap<QuickMap<ModelName, Arc<RunningCanary>>>,
     past: Mutex<BTreeMap<ModelName, CanaryView>>,
     /// Counter for seeds: each canary gets other conversations.
     seeds: AtomicU64,
@@ -59,7 +59,7 @@ pub(super) struct CanarySet {
 
 /// Stage of a canary, for tasks that wait for it; only moves forward.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Stage {
+pub(super) enum CanaryStage {
     /// Waits for room.
     Waits,
     /// The process was made.
@@ -71,7 +71,7 @@ pub(super) enum Stage {
 
 /// A running canary.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningCanary {
     pub(super) model: ModelName,
     pub(super) name: ModelName,
     pub(super) spec: CanarySpec,
@@ -80,15 +80,15 @@ pub(super) struct Running {
     pub(super) after: GenerationId,
     began: Instant,
     began_at: String,
-    pub(super) trial: Mutex<Trial>,
-    pub(super) stage: watch::Sender<Stage>,
+    pub(super) trial: Mutex<CanaryTrial>,
+    pub(super) stage: watch::Sender<CanaryStage>,
     /// Wakes the trial's task: something was recorded.
     pub(super) told: tokio::sync::Notify,
 }
 
-impl Running {
+impl RunningCanary {
     fn new(model: ModelName, spec: CanarySpec, seed: u64, after: GenerationId) -> Self {
-        let trial = Trial::new(spec.numbers);
+        let trial = CanaryTrial::new(spec.numbers);
         Self {
             name: name_of(&model),
             model,
@@ -98,7 +98,7 @@ impl Running {
             began: Instant::now(),
             began_at: clock::wall(),
             trial: Mutex::new(trial),
-            stage: watch::Sender::new(Stage::Waits),
+            stage: watch::Sender::new(CanaryStage::Waits),
             told: tokio::sync::Notify::new(),
         }
     }
@@ -108,12 +108,12 @@ impl Running {
     }
 
     /// Moves forward to a stage, unless it is already further.
-    pub(super) fn reaches(&self, now: Stage) {
-        let rank = |stage: &Stage| match stage {
-            Stage::Waits => 0,
-            Stage::Starts => 1,
-            Stage::Runs => 2,
-            Stage::Ended(_) => 3,
+    pub(super) fn reaches(&self, now: CanaryStage) {
+        let rank = |stage: &CanaryStage| match stage {
+            CanaryStage::Waits => 0,
+            CanaryStage::Starts => 1,
+            CanaryStage::Runs => 2,
+            CanaryStage::Ended(_) => 3,
         };
         self.stage.send_if_modified(|stage| {
             let is_later = rank(&now) > rank(stage);
@@ -124,7 +124,7 @@ impl Running {
         });
     }
 
-    fn show(&self, state: CanaryState, verdict: Verdict) -> CanaryView {
+    fn show(&self, state: CanaryState, verdict: CanaryVerdict) -> CanaryView {
         let ended = state == CanaryState::Ended;
         CanaryView {
             model: self.model.clone(),
@@ -144,11 +144,11 @@ impl Running {
     /// Present view.
     fn view(&self) -> CanaryView {
         match &*self.stage.borrow() {
-            Stage::Ended(view) => return (**view).clone(),
-            Stage::Waits | Stage::Starts => {
-                return self.show(CanaryState::Starting, Verdict::undecided("its process starts"));
+            CanaryStage::Ended(view) => return (**view).clone(),
+            CanaryStage::Waits | CanaryStage::Starts => {
+                return self.show(CanaryState::Starting, CanaryVerdict::undecided("its process starts"));
             }
-            Stage::Runs => {}
+            CanaryStage::Runs => {}
         }
         let (verdict, _) = lock(&self.trial).judge(self.elapsed());
         self.show(CanaryState::Running, verdict)
@@ -193,7 +193,7 @@ impl Fleet {
         })
     }
 
-    fn running_canary(&self, model: &ModelName) -> Option<Arc<Running>> {
+    fn running_canary(&self, model: &ModelName) -> Option<Arc<RunningCanary>> {
         let canaries = &self.inner.canaries;
         if !canaries.any.load(Ordering::Relaxed) {
             return None;
@@ -203,9 +203,9 @@ impl Fleet {
 
     /// Records the end of a request to a model with a canary, by either build. Without effect on other
     /// models.
-    pub fn note_exchange(&self, model: &ModelName, exchange: &Exchange) {
+    pub fn note_exchange(&self, model: &ModelName, exchange: &TrialExchange) {
         if let Some(running) = self.running_canary(model)
-            && *running.stage.borrow() == Stage::Runs
+            && *running.stage.borrow() == CanaryStage::Runs
         {
             lock(&running.trial).note(exchange);
             running.told.notify_one();
@@ -230,9 +230,9 @@ impl Fleet {
         let task = self.inner.tasks.spawn(async move { fleet.begin_canary(model, spec).await });
         let running = task.await.unwrap_or(Err(CanaryError::ShuttingDown))?;
         let mut stage = running.stage.subscribe();
-        let begun = stage.wait_for(|stage| *stage != Stage::Waits).await.map(|stage| stage.clone());
+        let begun = stage.wait_for(|stage| *stage != CanaryStage::Waits).await.map(|stage| stage.clone());
         match begun {
-            Ok(Stage::Ended(view)) => Err(CanaryError::DidNotBegin {
+            Ok(CanaryStage::Ended(view)) => Err(CanaryError::DidNotBegin {
                 model: running.model.clone(),
                 because: view.verdict.words().join("; "),
             }),
@@ -240,7 +240,11 @@ impl Fleet {
         }
     }
 
-    async fn begin_canary(&self, model: ModelName, spec: CanarySpec) -> Result<Arc<Running>, CanaryError> {
+    async fn begin_canary(
+        &self,
+        model: ModelName,
+        spec: CanarySpec,
+    ) -> Result<Arc<RunningCanary>, CanaryError> {
         let most = spec.numbers.share_most;
         let share = spec.share;
         if !(share > 0.0 && share <= most) {
@@ -270,7 +274,8 @@ impl Fleet {
         super::check(&with_canaries(&change.configured, &with))?;
         change.canaries = with;
         let seed = inner.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
-        let running = Arc::new(Running::new(model.clone(), spec, seed, inner.context.last_generation()));
+        let running =
+            Arc::new(RunningCanary::new(model.clone(), spec, seed, inner.context.last_generation()));
         let binary = running.spec.binary.clone();
         // Before its model's task exists, so that no event is missed.
         let watching = self.clone().watch_canary(Arc::clone(&running));
@@ -292,16 +297,16 @@ impl Fleet {
         let running = self.running_canary(&model).ok_or(CanaryError::None(model))?;
         let (verdict, _) = lock(&running.trial).judge(running.elapsed());
         let verdict = match verdict {
-            Verdict::Undecided { mut missing } => {
+            CanaryVerdict::Undecided { mut missing } => {
                 missing.insert(0, "it was stopped by an operator".to_owned());
-                Verdict::Undecided { missing }
+                CanaryVerdict::Undecided { missing }
             }
             decided => decided,
         };
         self.end_canary(&running, verdict).await;
         let ended = running.stage.borrow().clone();
         match ended {
-            Stage::Ended(view) => Ok(*view),
+            CanaryStage::Ended(view) => Ok(*view),
             // Unreachable: it was ended above.
             _ => Ok(running.view()),
         }
@@ -318,7 +323,7 @@ impl Fleet {
     }
 
     /// Ends a canary once, for the first caller.
-    pub(super) async fn end_canary(&self, running: &Arc<Running>, verdict: Verdict) {
+    pub(super) async fn end_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) {
         let mut change = self.inner.change.lock().await;
         let is_its = change.canaries.contains_key(&running.model) && self.conclude_canary(running, verdict);
         if is_its {
@@ -329,7 +334,7 @@ impl Fleet {
     }
 
     /// Sends no new requests to a canary, and stores its result. Returns false if that was done before.
-    pub(super) fn conclude_canary(&self, running: &Arc<Running>, verdict: Verdict) -> bool {
+    pub(super) fn conclude_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) -> bool {
         let canaries = &self.inner.canaries;
         if !canaries.remove(running) {
             return false;
@@ -342,20 +347,20 @@ impl Fleet {
         context.ledger.append_canary(&entry);
         let entry = Box::new(entry);
         context.journal.tell(Some(&running.model), None, EventKind::CanaryEnded { entry });
-        running.stage.send_replace(Stage::Ended(Box::new(view)));
+        running.stage.send_replace(CanaryStage::Ended(Box::new(view)));
         true
     }
 
     /// Ends all canaries at shutdown.
-    pub(super) fn conclude_all_canaries(&self, change: &mut Change) {
+    pub(super) fn conclude_all_canaries(&self, change: &mut RosterChange) {
         change.canaries.clear();
         for running in self.inner.canaries.all() {
-            self.conclude_canary(&running, Verdict::undecided("llama-warden was stopped"));
+            self.conclude_canary(&running, CanaryVerdict::undecided("llama-warden was stopped"));
         }
     }
 
     /// Ends canaries that a new configuration does not allow.
-    pub(super) fn keep_canaries(&self, change: &mut Change, new: &FleetConfig) {
+    pub(super) fn keep_canaries(&self, change: &mut RosterChange, new: &FleetConfig) {
         for running in self.inner.canaries.all() {
             let of = |config: &FleetConfig| {
                 config.models.iter().find(|spec| spec.name == running.model).map(|spec| spec.command.clone())
@@ -369,13 +374,13 @@ impl Fleet {
                 _ => continue,
             };
             change.canaries.remove(&running.model);
-            self.conclude_canary(&running, Verdict::undecided(why));
+            self.conclude_canary(&running, CanaryVerdict::undecided(why));
         }
     }
 }
 
 impl CanarySet {
-    fn insert(&self, running: &Arc<Running>) {
+    fn insert(&self, running: &Arc<RunningCanary>) {
         self.running.rcu(|map| {
             let mut map = QuickMap::clone(map);
             map.insert(running.model.clone(), Arc::clone(running));
@@ -384,8 +389,8 @@ impl CanarySet {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    fn remove(&self, running: &Arc<Running>) -> bool {
-        let is_it = |map: &QuickMap<ModelName, Arc<Running>>| {
+    fn remove(&self, running: &Arc<RunningCanary>) -> bool {
+        let is_it = |map: &QuickMap<ModelName, Arc<RunningCanary>>| {
             map.get(&running.model).is_some_and(|known| Arc::ptr_eq(known, running))
         };
         let before = self.running.rcu(|map| {
@@ -399,7 +404,7 @@ impl CanarySet {
         is_it(&before)
     }
 
-    fn all(&self) -> Vec<Arc<Running>> {
+    fn all(&self) -> Vec<Arc<RunningCanary>> {
         self.running.load().values().cloned().collect()
     }
 

@@ -18,20 +18,20 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::lifecycle::Phase;
-use warden_policies::{GenerationId, ModelName, Work};
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::{GenerationId, ModelName, WorkDone};
 
 use super::Fleet;
-use super::roster::Handle;
+use super::roster::ModelHandle;
 use crate::clock::monotonic_now;
-use crate::error::Denied;
+use crate::error::LeaseDenied;
 use crate::lease::Lease;
-use crate::lease::queue::{Elsewhere, Tally};
-use crate::lease::refused::Refused;
+use crate::lease::queue::{GenerationCounts, PredecessorQueue};
+use crate::lease::refused::ModelRefusal;
 use crate::model::bequeath::{ModelWill, WillRecord};
 use crate::model::context::FleetStart;
-use crate::model::{Control, Message};
-use crate::process::heir::{Gate, HeirRecord, ProcessHeir};
+use crate::model::{ControlMessage, TaskMessage};
+use crate::process::heir::{HeirRecord, OpenGate, ProcessHeir};
 use crate::process::settings::InheritedSetting;
 use crate::sync::lock;
 
@@ -119,7 +119,7 @@ impl FleetWill {
 
 /// Requests of a generation in another instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Count {
+pub struct RemoteCount {
     model: String,
     generation: GenerationId,
     in_flight: u32,
@@ -127,12 +127,12 @@ pub struct Count {
     #[serde(default)]
     open: bool,
     /// Total work so far.
-    work: Work,
+    work: WorkDone,
 }
 
 /// Settings made in the other instance in a model's processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Touched {
+struct ChangedSettings {
     model: String,
     /// Settings that are kept, unless the next instance knows them already.
     #[serde(default)]
@@ -141,8 +141,8 @@ struct Touched {
 
 /// Remaining work of an instance that has let go of its processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Remains {
-    counts: Vec<Count>,
+pub struct RemainingWork {
+    counts: Vec<RemoteCount>,
     /// Waiting requests by model, which need a process of the deciding instance.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
@@ -152,13 +152,13 @@ pub struct Remains {
     came: BTreeMap<String, u64>,
     /// Models whose processes got settings from clients, to be applied to all present and later processes.
     #[serde(default)]
-    touched: Vec<Touched>,
+    touched: Vec<ChangedSettings>,
     /// An earlier instance still lives and reports its remaining work to it.
     #[serde(default)]
     elders: bool,
 }
 
-impl Remains {
+impl RemainingWork {
     /// True if no request runs or waits, and none can come.
     pub fn is_nothing(&self) -> bool {
         !self.elders && self.waiting.is_empty() && self.counts.iter().all(|count| count.in_flight == 0)
@@ -167,31 +167,31 @@ impl Remains {
 
 /// Slots used by requests of another instance, while that instance lives.
 #[derive(Debug)]
-pub struct Shares {
+pub struct SlotShares {
     fleet: Fleet,
-    held: HashMap<GenerationId, (Vec<Lease>, Work)>,
+    held: HashMap<GenerationId, (Vec<Lease>, WorkDone)>,
     /// Last setting number received, by model and route.
     set: HashMap<(String, String), u64>,
     /// Models with settings made there. A process that starts after all were unloaded has only its
     /// command's settings.
     touched: HashSet<String>,
     /// Models that got an update.
-    known: Vec<Arc<Handle>>,
+    known: Vec<Arc<ModelHandle>>,
 }
 
 /// A fleet that makes no decisions. Dropping it resumes the fleet.
 #[derive(Debug)]
 #[must_use = "dropped, the fleet decides again"]
-pub struct Frozen<'a>(Option<&'a Fleet>);
+pub struct FrozenFleet<'a>(Option<&'a Fleet>);
 
-impl Frozen<'_> {
+impl FrozenFleet<'_> {
     /// Completes the handover: the fleet never decides again.
     pub fn stay(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Frozen<'_> {
+impl Drop for FrozenFleet<'_> {
     fn drop(&mut self) {
         if let Some(fleet) = self.0 {
             fleet.thaw();
@@ -214,12 +214,12 @@ impl Fleet {
     /// # Errors
     ///
     /// Description of the actions still under way at the deadline. The fleet continues as before.
-    pub async fn bequeath(&self, deadline: Instant) -> Result<(FleetWill, Frozen<'_>), String> {
+    pub async fn bequeath(&self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'_>), String> {
         let inner = &self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {
             return Err("everything ends".to_owned());
         }
-        let frozen = Frozen(Some(self));
+        let frozen = FrozenFleet(Some(self));
         let run = inner.context.epoch.elapsed();
         loop {
             let busy = match self.freeze().await {
@@ -232,7 +232,7 @@ impl Fleet {
                 }
                 Err(busy) => busy,
             };
-            self.send_all(|| Control::Thaw);
+            self.send_all(|| ControlMessage::Thaw);
             if Instant::now() >= deadline {
                 return Err(busy);
             }
@@ -252,7 +252,7 @@ impl Fleet {
         let mut wills = Vec::new();
         for handle in self.own() {
             let (reply, answer) = oneshot::channel();
-            handle.send(Control::HandOver(reply));
+            handle.send(ControlMessage::HandOver(reply));
             match answer.await {
                 Ok(Ok(will)) => wills.push(will),
                 Ok(Err(busy)) => return Err(busy),
@@ -263,20 +263,20 @@ impl Fleet {
     }
 
     /// Models of the roster with processes here.
-    fn own(&self) -> Vec<Arc<Handle>> {
+    fn own(&self) -> Vec<Arc<ModelHandle>> {
         let roster = self.inner.roster.load();
         roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
     }
 
-    fn send_all(&self, control: impl Fn() -> Control) {
+    fn send_all(&self, control: impl Fn() -> ControlMessage) {
         for handle in self.own() {
-            handle.sender.send(Message::Control(control()));
+            handle.sender.send(TaskMessage::Control(control()));
         }
     }
 
     /// Resumes all tasks after a failed handover.
     fn thaw(&self) {
-        self.send_all(|| Control::Thaw);
+        self.send_all(|| ControlMessage::Thaw);
         self.inner.ending.store(false, Ordering::SeqCst);
     }
 
@@ -285,7 +285,7 @@ impl Fleet {
         self.inner.loader_ends.cancel();
         for handle in self.own() {
             let (reply, done) = oneshot::channel();
-            handle.send(Control::LetGo(reply));
+            handle.send(ControlMessage::LetGo(reply));
             // Fails only if the task has ended.
             let _gone = done.await;
         }
@@ -293,10 +293,10 @@ impl Fleet {
 
     /// Ends all tasks after [`Self::let_go`], when no request runs here. The processes live on.
     pub async fn disband(&self) {
-        self.send_all(|| Control::Disband);
+        self.send_all(|| ControlMessage::Disband);
         let until = Instant::now();
         for handle in self.inner.roster.load().handles().filter(|handle| handle.is_remote) {
-            handle.send(Control::Shutdown(until));
+            handle.send(ControlMessage::Shutdown(until));
         }
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
@@ -305,7 +305,7 @@ impl Fleet {
     /// After [`Self::let_go`]: refuses new requests, unless a slot is free at once.
     pub fn close_queues(&self) {
         let now = Instant::now();
-        self.send_all(|| Control::Shutdown(now));
+        self.send_all(|| ControlMessage::Shutdown(now));
     }
 
     /// Waits until all processes of the previous instance answer. Returns false at the deadline.
@@ -314,7 +314,7 @@ impl Fleet {
         loop {
             let view = views.borrow_and_update().clone();
             let mut backends = view.models.iter().flat_map(|model| &model.backends);
-            if backends.all(|backend| backend.generation.is_none() || backend.phase == Phase::Ready) {
+            if backends.all(|backend| backend.generation.is_none() || backend.phase == BackendPhase::Ready) {
                 return true;
             }
             drop(view);
@@ -330,14 +330,14 @@ impl Fleet {
         // The rest belongs to models that are no longer configured.
         *lock(&self.inner.will) = None;
         self.inner.context.begun.cancel();
-        self.send_all(|| Control::Begin);
+        self.send_all(|| ControlMessage::Begin);
     }
 
     /// Remaining work here, and in earlier instances, for the instance that owns the processes.
-    pub fn remains(&self) -> Remains {
-        let of = |handle: Arc<Handle>| {
+    pub fn remains(&self) -> RemainingWork {
+        let of = |handle: Arc<ModelHandle>| {
             let model = handle.leases.name().to_string();
-            let count = move |Tally { generation, in_flight, work, open }| Count {
+            let count = move |GenerationCounts { generation, in_flight, work, open }| RemoteCount {
                 model: model.clone(),
                 generation,
                 in_flight,
@@ -358,10 +358,13 @@ impl Fleet {
         let touched =
             own.iter().map(|handle| &handle.leases).filter(|leases| !leases.settings.are_untouched());
         let touched = touched
-            .map(|leases| Touched { model: leases.name().to_string(), settings: leases.settings.untold() })
+            .map(|leases| ChangedSettings {
+                model: leases.name().to_string(),
+                settings: leases.settings.untold(),
+            })
             .collect();
         let elders = *self.inner.elders.borrow() > 0;
-        Remains { counts: own.into_iter().flat_map(of).collect(), waiting, came, touched, elders }
+        RemainingWork { counts: own.into_iter().flat_map(of).collect(), waiting, came, touched, elders }
     }
 
     /// Waits until no earlier instance has any work left.
@@ -372,7 +375,7 @@ impl Fleet {
     }
 
     /// Open gates of models with processes, for the previous instance, which may have to repeat requests.
-    pub fn gates(&self) -> Vec<Gate> {
+    pub fn gates(&self) -> Vec<OpenGate> {
         let view = self.view();
         let slots = |generation| {
             let mut backends = view.models.iter().flat_map(|model| &model.backends);
@@ -382,7 +385,7 @@ impl Fleet {
         for handle in self.own() {
             for cell in handle.leases.open_cells() {
                 let Some(endpoint) = cell.address.endpoint() else { continue };
-                gates.push(Gate {
+                gates.push(OpenGate {
                     model: handle.leases.name().to_string(),
                     generation: cell.id,
                     endpoint: endpoint.clone(),
@@ -404,11 +407,11 @@ impl Fleet {
     }
 
     /// Recent refusals by model, for the previous instance, whose waiting requests are refused too.
-    pub fn refusals(&self) -> Vec<Refused> {
+    pub fn refusals(&self) -> Vec<ModelRefusal> {
         let context = &self.inner.context;
         let of_ours = self.own().into_iter().filter_map(|handle| {
             let denied = handle.leases.predecessor_refusal()?;
-            Refused::now(handle.leases.name().as_str(), &denied)
+            ModelRefusal::now(handle.leases.name().as_str(), &denied)
         });
         // No task here serves these models.
         let roster = self.inner.roster.load();
@@ -417,7 +420,7 @@ impl Fleet {
         };
         let awaited = lock(&self.inner.awaited).clone();
         let of_others = awaited.iter().filter(|model| !is_ours(model));
-        let of_others = of_others.filter_map(|model| Refused::now(model, &Denied::Removed));
+        let of_others = of_others.filter_map(|model| ModelRefusal::now(model, &LeaseDenied::Removed));
         for refused in of_ours.chain(of_others) {
             context.refused.note(refused);
         }
@@ -425,7 +428,7 @@ impl Fleet {
     }
 
     /// After [`Fleet::let_go`]: applies gates and refusals of the next instance.
-    pub fn follow_gates(&self, gates: &[Gate], refusals: &[Refused]) {
+    pub fn follow_gates(&self, gates: &[OpenGate], refusals: &[ModelRefusal]) {
         for refused in refusals {
             // Pass it on to an earlier instance.
             self.inner.context.refused.note(refused.clone());
@@ -434,21 +437,21 @@ impl Fleet {
             let name = handle.leases.name().as_str();
             let of = gates.iter().filter(|gate| gate.model == name);
             let refused = refusals.iter().filter(|refused| refused.model == name);
-            handle.send(Control::Gates(of.cloned().collect(), refused.cloned().collect()));
+            handle.send(ControlMessage::Gates(of.cloned().collect(), refused.cloned().collect()));
         }
     }
 
     /// Starts keeping slots for requests of the previous instance.
-    pub fn shares(&self) -> Shares {
+    pub fn shares(&self) -> SlotShares {
         self.inner.elders.send_modify(|elders| *elders += 1);
         let (held, set, touched) = (HashMap::new(), HashMap::new(), HashSet::new());
-        Shares { fleet: self.clone(), held, set, touched, known: Vec::new() }
+        SlotShares { fleet: self.clone(), held, set, touched, known: Vec::new() }
     }
 }
 
-impl Shares {
+impl SlotShares {
     /// Applies the remaining work reported by the other instance.
-    pub fn update(&mut self, remains: &Remains) {
+    pub fn update(&mut self, remains: &RemainingWork) {
         // A removed model may still have a process, and needs updates.
         self.known.retain(|handle| !handle.is_gone());
         for handle in self.fleet.own() {
@@ -461,7 +464,7 @@ impl Shares {
                 self.held.entry(count.generation).or_insert_with(|| (Vec::new(), count.work));
             let wanted = usize::try_from(count.in_flight).unwrap_or(usize::MAX);
             leases.truncate(wanted);
-            let has = |handle: &&Arc<Handle>| handle.leases.work(count.generation).is_some();
+            let has = |handle: &&Arc<ModelHandle>| handle.leases.work(count.generation).is_some();
             let Some(handle) = self.known.iter().find(has) else { continue };
             handle.leases.add_work(count.generation, count.work - *done);
             *done = count.work;
@@ -470,7 +473,7 @@ impl Shares {
                 leases.push(lease);
             }
         }
-        for Touched { model, settings } in &remains.touched {
+        for ChangedSettings { model, settings } in &remains.touched {
             let roster = self.fleet.inner.roster.load();
             let own = roster.get(&ModelName::new(model.as_str())).filter(|handle| !handle.is_remote);
             let Some(leases) = own.map(|handle| &handle.leases) else { continue };
@@ -500,7 +503,7 @@ impl Shares {
             let came = remains.came.get(name.as_str()).copied().filter(|_| is_ours);
             let open = remains.counts.iter().filter(|count| count.open).map(|count| count.generation);
             let (waiting, came) = (waiting.unwrap_or_default(), came.unwrap_or_default());
-            handle.leases.set_predecessor(Elsewhere::new(waiting, came, open.collect()));
+            handle.leases.set_predecessor(PredecessorQueue::new(waiting, came, open.collect()));
         }
         *lock(&self.fleet.inner.awaited) = remains.waiting.keys().cloned().collect();
     }
@@ -511,9 +514,9 @@ impl Shares {
     }
 }
 
-impl Drop for Shares {
+impl Drop for SlotShares {
     fn drop(&mut self) {
-        self.update(&Remains::default());
+        self.update(&RemainingWork::default());
         self.fleet.inner.elders.send_modify(|elders| *elders = elders.saturating_sub(1));
     }
 }

@@ -7,9 +7,9 @@ use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 
 use super::Fleet;
-use crate::error::{ControlError, Denied};
+use crate::error::{ControlError, LeaseDenied};
 use crate::lease::Lease;
-use crate::model::Control;
+use crate::model::ControlMessage;
 use crate::view::ModelState;
 
 /// Polling interval of a request that loads nothing. Such a request does not join the queue, because a
@@ -28,7 +28,7 @@ impl Fleet {
         model: &ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> Result<Option<Lease>, Denied> {
+    ) -> Result<Option<Lease>, LeaseDenied> {
         loop {
             let leases = self.leases(model)?;
             if leases.any_open() {
@@ -63,7 +63,7 @@ impl Fleet {
     /// There is no such model.
     pub fn unload(&self, model: &str, by: &str) -> Result<(), ControlError> {
         let (reply, _) = oneshot::channel();
-        self.asked(model, "unload", Some(by))?.send(Control::Drain(reply));
+        self.asked(model, "unload", Some(by))?.send(ControlMessage::Drain(reply));
         Ok(())
     }
 }

@@ -19,33 +19,33 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
+use warden_policies::quarantine::{QuarantinePolicy, RequestFingerprint, RequestStanding};
 use warden_policies::{GenerationId, ModelName, QuickMap, ServerFacts};
 
 pub use self::canary::CanaryRoute;
 use self::canary::{CanarySet, with_canaries};
 use self::handover::FleetWill;
-use self::roster::{Handle, ModelRoster};
+use self::roster::{ModelHandle, ModelRoster};
 use crate::clock;
-use crate::error::{ControlError, Denied, FleetError, ResolveError};
+use crate::error::{ControlError, FleetError, LeaseDenied, ResolveError};
 use crate::lease::Lease;
-use crate::lease::admit::{Size, Weighed};
-use crate::lease::queue::coming::Coming;
-use crate::lease::queue::{LeaseQueue, Refusal};
+use crate::lease::admit::{PromptFit, PromptSize};
+use crate::lease::queue::coming::NextProcess;
+use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::ModelLoader;
-use crate::model::context::{Context, FleetStart};
-use crate::model::{Control, Message, Model};
-use crate::process::host::Host;
+use crate::model::context::{FleetContext, FleetStart};
+use crate::model::{ControlMessage, ModelTask, TaskMessage};
+use crate::process::host::HostWorld;
 use crate::process::nursery::NurseryHandle;
-use crate::process::{World, control_group, directories};
-use crate::remote::Remote;
-use crate::spec::{CanarySpec, CommonConfig, FleetConfig, RemoteSpec, SharedSpec, Watch};
+use crate::process::{ProcessWorld, control_group, directories};
+use crate::remote::RemoteTask;
+use crate::spec::{CanarySpec, CommonConfig, FleetConfig, RemoteSpec, SharedSpec, WatchConfig};
 use crate::state::StateWriter;
 use crate::sync::lock;
 use crate::view::FleetView;
-use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
-use crate::view::ledger::{Ledger, LedgerEntry};
+use crate::view::event::{ApplyReport, EventJournal, EventKind, EventTail};
+use crate::view::ledger::{LedgerEntry, LedgerWriter};
 use crate::view::log::{LogRing, LogTail};
 use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
@@ -62,7 +62,7 @@ pub struct Fleet {
 
 #[derive(Debug)]
 struct FleetInner {
-    context: Arc<Context>,
+    context: Arc<FleetContext>,
     roster: ArcSwap<ModelRoster>,
     tasks: TaskTracker,
     /// Ends the loader's task.
@@ -76,11 +76,11 @@ struct FleetInner {
     /// Models with waiting requests in the previous instance.
     awaited: std::sync::Mutex<Vec<String>>,
     /// Held while the roster changes.
-    change: Mutex<Change>,
+    change: Mutex<RosterChange>,
 }
 
 #[derive(Debug)]
-struct Change {
+struct RosterChange {
     /// Present configuration, with the canaries among its models.
     config: FleetConfig,
     /// Configuration as given.
@@ -88,7 +88,7 @@ struct Change {
     /// Canaries by their models.
     canaries: BTreeMap<ModelName, CanarySpec>,
     /// Removed models, which may still have processes.
-    leaving: Vec<Arc<Handle>>,
+    leaving: Vec<Arc<ModelHandle>>,
 }
 
 impl Fleet {
@@ -104,7 +104,7 @@ impl Fleet {
         if let Err(error) = run_job(WorkKind::Kernel, control_group::end_abandoned).await {
             tracing::warn!(%error, "what a llama-warden that was killed left running was not looked for");
         }
-        Self::start_in(config, Arc::new(Host::new(nursery))).await
+        Self::start_in(config, Arc::new(HostWorld::new(nursery))).await
     }
 
     /// Starts with the processes of the previous instance. No decisions are made before [`Fleet::begin`].
@@ -117,25 +117,28 @@ impl Fleet {
         nursery: NurseryHandle,
         will: FleetWill,
     ) -> Result<Self, FleetError> {
-        Self::start_with(config, Arc::new(Host::new(nursery)), Some(will)).await
+        Self::start_with(config, Arc::new(HostWorld::new(nursery)), Some(will)).await
     }
 
-    pub(crate) async fn start_in(config: FleetConfig, world: Arc<dyn World>) -> Result<Self, FleetError> {
+    pub(crate) async fn start_in(
+        config: FleetConfig,
+        world: Arc<dyn ProcessWorld>,
+    ) -> Result<Self, FleetError> {
         Self::start_with(config, world, None).await
     }
 
     async fn start_with(
         config: FleetConfig,
-        world: Arc<dyn World>,
+        world: Arc<dyn ProcessWorld>,
         will: Option<FleetWill>,
     ) -> Result<Self, FleetError> {
         let config = absolute(config);
         check(&config)?;
         directories::prepare_runtime(&config.runtime_dir)?;
         let state = StateWriter::start().map_err(FleetError::NoThread)?;
-        let ledger = Ledger::open(&config.state_dir, state.clone())
+        let ledger = LedgerWriter::open(&config.state_dir, state.clone())
             .map_err(|(path, source)| FleetError::StateDir { path, source })?;
-        let journal = Arc::new(Journal::new(config.watch.child.events_kept));
+        let journal = Arc::new(EventJournal::new(config.watch.child.events_kept));
         let (loading, told) = LoadingDesk::new();
         let common = Arc::new(std::sync::Mutex::new(CommonConfig::from(&config)));
         let loader = ModelLoader::new(
@@ -148,7 +151,7 @@ impl Fleet {
         );
         let since = will.as_ref().map_or_else(FleetStart::now, FleetWill::since);
         let begun = since.begun.clone();
-        let context = Context::new(world, journal, ledger, state, &config, loading, common, since);
+        let context = FleetContext::new(world, journal, ledger, state, &config, loading, common, since);
         let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
         let fleet = Self {
             inner: Arc::new(FleetInner {
@@ -161,7 +164,7 @@ impl Fleet {
                 canaries: CanarySet::default(),
                 will: std::sync::Mutex::new(will),
                 awaited: std::sync::Mutex::default(),
-                change: Mutex::new(Change {
+                change: Mutex::new(RosterChange {
                     config: empty.clone(),
                     configured: empty,
                     canaries: BTreeMap::new(),
@@ -204,7 +207,7 @@ impl Fleet {
     ///
     /// The queue is full or took too long, the model does not start or was removed, or the fleet is
     /// shutting down.
-    pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, Denied> {
+    pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, LeaseDenied> {
         self.lease_for(model, kind, None).await
     }
 
@@ -220,7 +223,7 @@ impl Fleet {
         model: &ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> Result<Lease, Denied> {
+    ) -> Result<Lease, LeaseDenied> {
         self.leases(model)?.lease(kind, tokens).await
     }
 
@@ -234,24 +237,24 @@ impl Fleet {
         model: &ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> Result<Lease, Denied> {
+    ) -> Result<Lease, LeaseDenied> {
         self.leases(model)?.lease_again(kind, tokens).await
     }
 
-    fn leases(&self, model: &ModelName) -> Result<Arc<LeaseQueue>, Denied> {
+    fn leases(&self, model: &ModelName) -> Result<Arc<LeaseQueue>, LeaseDenied> {
         let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
-        leases.ok_or(Denied::Removed)
+        leases.ok_or(LeaseDenied::Removed)
     }
 
     /// Checks if a prompt of this size would fit now. The result only tells if an exact count of its tokens
     /// is worthwhile.
-    pub fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
+    pub fn weigh(&self, model: &ModelName, size: PromptSize) -> PromptFit {
         let roster = self.inner.roster.load();
-        roster.get(model).map_or(Weighed::Unasked, |handle| handle.leases.weigh(size))
+        roster.get(model).map_or(PromptFit::Unasked, |handle| handle.leases.weigh(size))
     }
 
     /// Expectation for the next process of a model; `None` if one serves, or there is no such model.
-    pub fn coming(&self, model: &ModelName) -> Option<Coming> {
+    pub fn coming(&self, model: &ModelName) -> Option<NextProcess> {
         self.inner.roster.load().get(model)?.leases.coming()
     }
 
@@ -268,13 +271,13 @@ impl Fleet {
     }
 
     /// Quarantine standing of a request to a model.
-    pub fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing {
+    pub fn standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding {
         let roster = self.inner.roster.load();
-        roster.get(model).map_or(Standing::Clear, |handle| handle.leases.standing(request))
+        roster.get(model).map_or(RequestStanding::Clear, |handle| handle.leases.standing(request))
     }
 
     /// Records that a request was refused by the quarantine.
-    pub fn note_refusal(&self, model: &ModelName, request: Fingerprint) {
+    pub fn note_refusal(&self, model: &ModelName, request: RequestFingerprint) {
         if let Some(handle) = self.inner.roster.load().get(model) {
             handle.leases.note_refusal(request);
         }
@@ -372,7 +375,7 @@ impl Fleet {
     pub async fn restart_by(&self, model: &str, by: Option<&str>) -> Result<Vec<LedgerEntry>, ControlError> {
         let handle = self.asked(model, "restart", by)?;
         let (reply, answer) = oneshot::channel();
-        handle.send(Control::Restart(by.map(Arc::from), reply));
+        handle.send(ControlMessage::Restart(by.map(Arc::from), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
         self.wait_for_ledger().await;
         done
@@ -395,7 +398,7 @@ impl Fleet {
     pub async fn drain_by(&self, model: &str, by: Option<&str>) -> Result<(), ControlError> {
         let handle = self.asked(model, "drain", by)?;
         let (reply, answer) = oneshot::channel();
-        handle.send(Control::Drain(reply));
+        handle.send(ControlMessage::Drain(reply));
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 
@@ -417,7 +420,7 @@ impl Fleet {
     pub async fn reclaim_by(&self, model: &str, by: Option<&str>) -> Result<Vec<ReclaimEntry>, ControlError> {
         let handle = self.asked(model, "reclaim", by)?;
         let (reply, answer) = oneshot::channel();
-        handle.send(Control::Reclaim(by.map(Arc::from), reply));
+        handle.send(ControlMessage::Reclaim(by.map(Arc::from), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
         self.wait_for_ledger().await;
         done
@@ -433,7 +436,7 @@ impl Fleet {
     pub async fn pin(&self, model: &str, pinned: bool, by: &str) -> Result<PinView, ControlError> {
         let handle = self.handle(model)?;
         let (reply, answer) = oneshot::channel();
-        handle.send(Control::Pin(pinned, by.into(), reply));
+        handle.send(ControlMessage::Pin(pinned, by.into(), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
         self.wait_for_ledger().await;
         done
@@ -451,7 +454,7 @@ impl Fleet {
     }
 
     /// Finds a model for an operator's action, and logs the action if the operator is known.
-    fn asked(&self, model: &str, action: &str, by: Option<&str>) -> Result<Arc<Handle>, ControlError> {
+    fn asked(&self, model: &str, action: &str, by: Option<&str>) -> Result<Arc<ModelHandle>, ControlError> {
         let handle = self.handle(model)?;
         if let Some(by) = by {
             self.note_asked(Some(handle.leases.name()), action, by);
@@ -465,7 +468,7 @@ impl Fleet {
         self.inner.context.journal.tell(model, None, kind);
     }
 
-    fn handle(&self, name: &str) -> Result<Arc<Handle>, ControlError> {
+    fn handle(&self, name: &str) -> Result<Arc<ModelHandle>, ControlError> {
         let roster = self.inner.roster.load();
         // An operator may name a canary, too.
         if let Some(canary) = roster.canary(name) {
@@ -521,7 +524,7 @@ impl Fleet {
     /// gone.
     pub async fn learn(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
-        let Change { config, configured, .. } = &mut *change;
+        let RosterChange { config, configured, .. } = &mut *change;
         let runs_it = |spec: &&mut SharedSpec| spec.name == *model && spec.command.binary == binary;
         for spec in config.models.iter_mut().chain(&mut configured.models).filter(runs_it) {
             spec.facts = facts;
@@ -530,7 +533,7 @@ impl Fleet {
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
-                handle.send(Control::Learn(binary.to_owned(), facts));
+                handle.send(ControlMessage::Learn(binary.to_owned(), facts));
             }
         }
     }
@@ -548,7 +551,7 @@ impl Fleet {
     }
 
     /// Changes the models to those of a configuration, plus the present canaries.
-    async fn put_in_place(&self, change: &mut Change, configured: FleetConfig) -> ApplyReport {
+    async fn put_in_place(&self, change: &mut RosterChange, configured: FleetConfig) -> ApplyReport {
         let inner = &self.inner;
         let config = with_canaries(&configured, &change.canaries);
         let mut report = ApplyReport::default();
@@ -582,7 +585,7 @@ impl Fleet {
                 inner.context.leaving.fetch_add(1, Ordering::SeqCst);
             }
             // Removed models make room for new ones.
-            handle.send(Control::Remove);
+            handle.send(ControlMessage::Remove);
         }
         for spec in &config.models {
             let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| !handle.is_remote));
@@ -626,8 +629,8 @@ impl Fleet {
         inner.roster.store(Arc::new(ModelRoster::new(&config, handles, canaries)));
         for handle in gone {
             // Here and not in its task, so that no request gets in after this call.
-            handle.leases.refuse(Some(Refusal::Removed));
-            handle.leases.dismiss(&Denied::Removed);
+            handle.leases.refuse(Some(QueueRefusal::Removed));
+            handle.leases.dismiss(&LeaseDenied::Removed);
             if old.canary(handle.leases.name().as_str()).is_none() {
                 report.removed.push(handle.leases.name().clone());
             }
@@ -642,7 +645,7 @@ impl Fleet {
     }
 
     /// Starts the task of a model. `after_others`: its first process waits for removed models to end.
-    fn launch(&self, spec: &SharedSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
+    fn launch(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
@@ -651,7 +654,7 @@ impl Fleet {
         leases.set_canary(spec.canary_of.is_some());
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
         let will = lock(&self.inner.will).as_mut().and_then(|will| will.take(spec.name.as_str()));
-        let (mut model, sender) = Model::new(
+        let (mut model, sender) = ModelTask::new(
             Arc::clone(context),
             Arc::clone(&leases),
             Arc::clone(&logs),
@@ -663,11 +666,11 @@ impl Fleet {
             model.wait_for_room();
         }
         self.inner.tasks.spawn(Box::new(model).run());
-        Arc::new(Handle { leases, logs, sender, is_remote: false })
+        Arc::new(ModelHandle { leases, logs, sender, is_remote: false })
     }
 
     /// Starts the task of a remote model.
-    fn point(&self, spec: &RemoteSpec) -> Arc<Handle> {
+    fn point(&self, spec: &RemoteSpec) -> Arc<ModelHandle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
@@ -678,9 +681,9 @@ impl Fleet {
         });
         // A remote endpoint has no output to log.
         let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
-        let (remote, sender) = Remote::new(Arc::clone(context), Arc::clone(&leases), spec.clone());
+        let (remote, sender) = RemoteTask::new(Arc::clone(context), Arc::clone(&leases), spec.clone());
         self.inner.tasks.spawn(Box::new(remote).run());
-        Arc::new(Handle { leases, logs, sender, is_remote: true })
+        Arc::new(ModelHandle { leases, logs, sender, is_remote: true })
     }
 
     /// Shuts down: no new leases. Running ones, and queued ones that a backend can take, continue until the
@@ -694,8 +697,8 @@ impl Fleet {
         self.conclude_all_canaries(&mut change);
         let roster = inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
-            handle.leases.refuse(Some(Refusal::ShuttingDown));
-            handle.send(Control::Shutdown(until));
+            handle.leases.refuse(Some(QueueRefusal::ShuttingDown));
+            handle.send(ControlMessage::Shutdown(until));
         }
         inner.loader_ends.cancel();
         inner.tasks.close();
@@ -741,10 +744,10 @@ fn check(config: &FleetConfig) -> Result<(), FleetError> {
     directories::check_sockets(config)
 }
 
-impl Handle {
-    fn send(&self, control: Control) {
+impl ModelHandle {
+    fn send(&self, control: ControlMessage) {
         // Fails only when the task has ended, and needs no control any more.
-        self.sender.send(Message::Control(control));
+        self.sender.send(TaskMessage::Control(control));
     }
 
     fn is_gone(&self) -> bool {
@@ -763,13 +766,13 @@ impl Handle {
 
     async fn point(&self, spec: &RemoteSpec) -> bool {
         let (reply, answer) = oneshot::channel();
-        self.send(Control::Point(Box::new(spec.clone()), reply));
+        self.send(ControlMessage::Point(Box::new(spec.clone()), reply));
         answer.await.unwrap_or(false)
     }
 
-    async fn apply(&self, spec: &SharedSpec, watch: Watch) -> bool {
+    async fn apply(&self, spec: &SharedSpec, watch: WatchConfig) -> bool {
         let (reply, answer) = oneshot::channel();
-        self.send(Control::Apply(spec.clone(), Box::new(watch), reply));
+        self.send(ControlMessage::Apply(spec.clone(), Box::new(watch), reply));
         answer.await.unwrap_or(false)
     }
 }

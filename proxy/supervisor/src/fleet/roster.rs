@@ -7,26 +7,26 @@ use warden_policies::{ModelName, QuickMap};
 
 use crate::error::{FleetError, ResolveError};
 use crate::lease::queue::LeaseQueue;
-use crate::model::mailbox::Outbox;
+use crate::model::mailbox::TaskOutbox;
 use crate::spec::FleetConfig;
 use crate::view::log::LogRing;
 
 /// Parts of one model that the fleet holds.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(super) struct ModelHandle {
     pub(super) leases: Arc<LeaseQueue>,
     pub(super) logs: Arc<LogRing>,
-    pub(super) sender: Outbox,
+    pub(super) sender: TaskOutbox,
     /// The model is served by a remote endpoint.
     pub(super) is_remote: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct ModelRoster {
-    handles: Vec<Arc<Handle>>,
+    handles: Vec<Arc<ModelHandle>>,
     by_name: QuickMap<String, usize>,
     /// By their own names, which clients cannot use.
-    canaries: QuickMap<ModelName, Arc<Handle>>,
+    canaries: QuickMap<ModelName, Arc<ModelHandle>>,
     any_name: bool,
 }
 
@@ -34,8 +34,8 @@ impl ModelRoster {
     /// `handles` belong to the models of the configuration, in order, without the `canaries`.
     pub(super) fn new(
         config: &FleetConfig,
-        handles: Vec<Arc<Handle>>,
-        canaries: QuickMap<ModelName, Arc<Handle>>,
+        handles: Vec<Arc<ModelHandle>>,
+        canaries: QuickMap<ModelName, Arc<ModelHandle>>,
     ) -> Self {
         let by_name = names(config).enumerate().flat_map(|(index, (name, aliases))| {
             let names = std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str));
@@ -79,21 +79,21 @@ impl ModelRoster {
     }
 
     /// Finds a model by its own name only.
-    pub(super) fn get(&self, name: &ModelName) -> Option<&Arc<Handle>> {
+    pub(super) fn get(&self, name: &ModelName) -> Option<&Arc<ModelHandle>> {
         let Some(index) = self.by_name.get(name.as_str()) else { return self.canaries.get(name) };
         self.handles.get(*index).filter(|handle| handle.leases.name() == name)
     }
 
     /// Finds a canary by its name.
-    pub(super) fn canary(&self, name: &str) -> Option<&Arc<Handle>> {
+    pub(super) fn canary(&self, name: &str) -> Option<&Arc<ModelHandle>> {
         self.canaries.iter().find(|(own, _)| own.as_str() == name).map(|(_, handle)| handle)
     }
 
-    pub(super) fn canaries(&self) -> impl Iterator<Item = &Arc<Handle>> {
+    pub(super) fn canaries(&self) -> impl Iterator<Item = &Arc<ModelHandle>> {
         self.canaries.values()
     }
 
-    pub(super) fn handles(&self) -> impl Iterator<Item = &Arc<Handle>> {
+    pub(super) fn handles(&self) -> impl Iterator<Item = &Arc<ModelHandle>> {
         self.handles.iter()
     }
 }

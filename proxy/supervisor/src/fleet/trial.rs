@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
-use warden_policies::canary::{Arm, Memory, Verdict};
-use warden_policies::growth::Growth;
-use warden_policies::lifecycle::Phase;
+use warden_policies::canary::{ArmMemory, CanaryVerdict, TrialArm};
+use warden_policies::growth::SeriesGrowth;
+use warden_policies::lifecycle::BackendPhase;
 use warden_policies::sample::HostMemory;
 
 use super::Fleet;
-use super::canary::{Running, Stage};
-use crate::error::{Failure, FailureKind};
+use super::canary::{CanaryStage, RunningCanary};
+use crate::error::{BackendFailure, FailureKind};
 use crate::sync::lock;
-use crate::view::event::{Event, EventKind};
+use crate::view::event::{EventKind, FleetEvent};
 use crate::view::{FleetView, ModelState, ModelView};
 
 /// Interval for gathering events before the trial judges them.
@@ -21,14 +21,17 @@ const EVENT_GATHER_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Fleet {
     /// Watches a canary until it has ended. Subscribes at the call.
-    pub(super) fn watch_canary(self, running: Arc<Running>) -> impl Future<Output = ()> + Send + 'static {
+    pub(super) fn watch_canary(
+        self,
+        running: Arc<RunningCanary>,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let mut events = self.events().receiver;
         let mut views = self.subscribe();
         let mut stage = running.stage.subscribe();
         async move {
             loop {
                 let ended = async {
-                    drop(stage.wait_for(|stage| matches!(stage, Stage::Ended(_))).await);
+                    drop(stage.wait_for(|stage| matches!(stage, CanaryStage::Ended(_))).await);
                 };
                 let left = running.spec.numbers.time.saturating_sub(running.elapsed());
                 let end = tokio::select! {
@@ -56,8 +59,8 @@ impl Fleet {
 }
 
 /// Verdict of the trial, if it is over.
-fn judged(running: &Running) -> Option<Verdict> {
-    let runs = *running.stage.borrow() == Stage::Runs;
+fn judged(running: &RunningCanary) -> Option<CanaryVerdict> {
+    let runs = *running.stage.borrow() == CanaryStage::Runs;
     let (verdict, over) = lock(&running.trial).judge(running.elapsed());
     // A canary that never became ready is worse or has no room, as an event says.
     let late = !runs && running.elapsed() >= running.spec.numbers.time;
@@ -65,36 +68,36 @@ fn judged(running: &Running) -> Option<Verdict> {
 }
 
 /// Records an event. Returns a verdict that ends the canary at once.
-fn told(running: &Running, event: &Event) -> Option<Verdict> {
+fn told(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVerdict> {
     let model = event.model.as_ref()?;
     let arm = if *model == running.name {
-        Arm::Canary
+        TrialArm::Canary
     } else if *model == running.model {
-        Arm::Base
+        TrialArm::Base
     } else {
         return None;
     };
     // Events of an earlier canary's processes do not concern this one.
-    if arm == Arm::Canary && event.generation.is_some_and(|generation| generation <= running.after) {
+    if arm == TrialArm::Canary && event.generation.is_some_and(|generation| generation <= running.after) {
         return None;
     }
-    let runs = *running.stage.borrow() == Stage::Runs;
+    let runs = *running.stage.borrow() == CanaryStage::Runs;
     match (arm, &event.kind) {
-        (Arm::Canary, EventKind::Starting { .. }) => running.reaches(Stage::Starts),
-        (Arm::Canary, EventKind::Ready { .. }) => running.reaches(Stage::Runs),
+        (TrialArm::Canary, EventKind::Starting { .. }) => running.reaches(CanaryStage::Starts),
+        (TrialArm::Canary, EventKind::Ready { .. }) => running.reaches(CanaryStage::Runs),
         (
-            Arm::Canary,
+            TrialArm::Canary,
             EventKind::WaitsForRoom { message }
             | EventKind::LoadsAnew { message }
             | EventKind::FallsBack { message },
-        ) => return Some(Verdict::undecided(format!("there is no room for it: {message}"))),
-        (Arm::Canary, EventKind::MakesRoom { wanted }) => {
-            return Some(Verdict::undecided(format!("there is no room for it: `{wanted}` needs it")));
+        ) => return Some(CanaryVerdict::undecided(format!("there is no room for it: {message}"))),
+        (TrialArm::Canary, EventKind::MakesRoom { wanted }) => {
+            return Some(CanaryVerdict::undecided(format!("there is no room for it: `{wanted}` needs it")));
         }
-        (Arm::Canary, EventKind::Crashed { failure, .. }) if !runs => {
+        (TrialArm::Canary, EventKind::Crashed { failure, .. }) if !runs => {
             return Some(start_verdict(failure, runs));
         }
-        (Arm::Canary, EventKind::Failed { failure }) => return Some(start_verdict(failure, runs)),
+        (TrialArm::Canary, EventKind::Failed { failure }) => return Some(start_verdict(failure, runs)),
         (arm, EventKind::Crashed { outside: false, .. }) => lock(&running.trial).died(arm),
         (arm, EventKind::Unwell { reason, .. }) => {
             lock(&running.trial).record_symptom(arm, reason.to_string());
@@ -105,23 +108,23 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
 }
 
 /// Verdict for a process that did not start; `again`: one had been ready before it.
-fn start_verdict(failure: &Failure, again: bool) -> Verdict {
+fn start_verdict(failure: &BackendFailure, again: bool) -> CanaryVerdict {
     if again {
-        Verdict::worse(format!("it does not start again: {}", failure.message))
+        CanaryVerdict::worse(format!("it does not start again: {}", failure.message))
     } else if failure.kind == FailureKind::OutOfMemory {
-        Verdict::undecided(format!("there is no room for it: {}", failure.message))
+        CanaryVerdict::undecided(format!("there is no room for it: {}", failure.message))
     } else {
-        Verdict::worse(format!("it does not start: {}", failure.message))
+        CanaryVerdict::worse(format!("it does not start: {}", failure.message))
     }
 }
 
 /// Records the state of both: memory, and what missed events would have reported. Returns a verdict that
 /// ends the canary at once.
-fn record_view(running: &Running, view: &FleetView) -> Option<Verdict> {
+fn record_view(running: &RunningCanary, view: &FleetView) -> Option<CanaryVerdict> {
     let base = view.models.iter().find(|model| model.name == running.model);
     let canary = view.canaries.iter().find(|model| model.name == running.name);
     let mut trial = lock(&running.trial);
-    for (arm, model) in [(Arm::Base, base), (Arm::Canary, canary)] {
+    for (arm, model) in [(TrialArm::Base, base), (TrialArm::Canary, canary)] {
         if let Some(model) = model {
             trial.memory(arm, memory(model));
         }
@@ -129,17 +132,17 @@ fn record_view(running: &Running, view: &FleetView) -> Option<Verdict> {
     drop(trial);
     let canary = canary?;
     if canary.was_ready {
-        running.reaches(Stage::Runs);
-    } else if canary.backends.iter().any(|backend| backend.phase == Phase::Starting) {
-        running.reaches(Stage::Starts);
+        running.reaches(CanaryStage::Runs);
+    } else if canary.backends.iter().any(|backend| backend.phase == BackendPhase::Starting) {
+        running.reaches(CanaryStage::Starts);
     }
     let failure = canary.last_failure.as_ref().filter(|_| canary.state == ModelState::Failed)?;
     Some(start_verdict(failure, canary.was_ready))
 }
 
 /// Memory of a model's processes: the worst state of each series.
-fn memory(model: &ModelView) -> Memory {
-    let mut growth: Vec<Growth> = Vec::new();
+fn memory(model: &ModelView) -> ArmMemory {
+    let mut growth: Vec<SeriesGrowth> = Vec::new();
     for one in model.backends.iter().flat_map(|backend| &backend.memory.growth) {
         match growth.iter_mut().find(|known| known.series == one.series) {
             Some(known) if known.verdict < one.verdict => *known = one.clone(),
@@ -148,5 +151,5 @@ fn memory(model: &ModelView) -> Memory {
         }
     }
     let ready = model.backends.iter().filter_map(|backend| backend.host_at_ready);
-    Memory { growth, host_at_ready: ready.map(HostMemory::charged).max() }
+    ArmMemory { growth, host_at_ready: ready.map(HostMemory::charged).max() }
 }

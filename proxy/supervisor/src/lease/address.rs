@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use crate::origin::Origin;
-use crate::process::endpoint::Endpoint;
+use crate::origin::RemoteOrigin;
+use crate::process::endpoint::ListenAddress;
 
 /// Address to which a generation's requests are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum LeaseAddress {
     /// A local process.
-    Process(Endpoint),
+    Process(ListenAddress),
     /// A remote endpoint.
-    Remote(Arc<Origin>),
+    Remote(Arc<RemoteOrigin>),
 }
 
-impl Address {
+impl LeaseAddress {
     /// Address of a local process.
-    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+    pub(crate) fn endpoint(&self) -> Option<&ListenAddress> {
         match self {
             Self::Process(endpoint) => Some(endpoint),
             Self::Remote(_) => None,
@@ -24,8 +24,8 @@ impl Address {
     }
 }
 
-impl From<Endpoint> for Address {
-    fn from(endpoint: Endpoint) -> Self {
+impl From<ListenAddress> for LeaseAddress {
+    fn from(endpoint: ListenAddress) -> Self {
         Self::Process(endpoint)
     }
 }

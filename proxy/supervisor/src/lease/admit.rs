@@ -11,29 +11,29 @@
 //!                                +------- fits nowhere, or deadline passed --------> refused, with numbers
 //! ```
 //!
-//! The model's task publishes prices and headroom as a [`Board`] after each reading. This module measures
+//! The model's task publishes prices and headroom as a [`MemoryBoard`] after each reading. This module measures
 //! nothing, and [`warden_policies::admission::admit`] makes the decisions. Waiting prompts are judged again
 //! at each event that can change the answer: a lease that ends, a reading, a process that opens or ends.
 
 use warden_policies::GenerationId;
 use warden_policies::admission::{
-    self, Admission, AdmissionMode, AdmissionPolicy, PromptCost, ReplicaRoom, Room,
+    self, AdmissionMode, AdmissionPolicy, AdmitDecision, MemoryRoom, PromptCost, ReplicaRoom,
 };
-use warden_policies::dispatch::{LeaseDispatch, LeaseKind, Ticket};
+use warden_policies::dispatch::{LeaseDispatch, LeaseKind, QueueTicket};
 use warden_policies::sample::MemoryKind;
 
-use crate::error::{Denied, NoRoom};
+use crate::error::{LeaseDenied, NoRoom};
 
 /// Memory figures published by the model's task.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Board {
+pub(crate) struct MemoryBoard {
     /// Headroom of the open processes. A missing process has just started, and everything fits.
-    pub(crate) known: Vec<Known>,
+    pub(crate) known: Vec<ProcessHeadroom>,
 }
 
 /// Headroom of one process.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct ProcessHeadroom {
     pub(crate) generation: GenerationId,
     /// Tokens of its largest prompt, at the reading.
     pub(crate) largest: u64,
@@ -42,13 +42,13 @@ pub(crate) struct Known {
     /// Waiting time that a recycle costs; `None` if it may not be recycled now.
     pub(crate) recycle: Option<std::time::Duration>,
     /// Headroom of each known memory.
-    pub(crate) left: Vec<Left>,
+    pub(crate) left: Vec<MemoryHeadroom>,
     pub(crate) cost: PromptCost,
 }
 
 /// Headroom in one memory of a process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
+pub(crate) struct MemoryHeadroom {
     pub(crate) series: MemoryKind,
     /// Bytes until its limit; `None` if unknown.
     pub(crate) now: Option<u64>,
@@ -60,7 +60,7 @@ pub(crate) struct Left {
 
 /// Answer to the question if a prompt of a size would fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weighed {
+pub enum PromptFit {
     /// Not checked: admission is off for this model, or no prices are known yet.
     Unasked,
     /// Fits.
@@ -77,7 +77,7 @@ pub enum Weighed {
 
 /// Size of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum PromptSize {
     /// Bytes of text, from which a bound is computed.
     Bytes(u64),
     /// Exact tokens.
@@ -87,7 +87,7 @@ pub enum Size {
 /// Waiting prompt without room.
 #[derive(Debug)]
 struct WaitingPrompt {
-    ticket: Ticket,
+    ticket: QueueTicket,
     kind: LeaseKind,
     tokens: u64,
     /// Action at the last look.
@@ -98,7 +98,7 @@ struct WaitingPrompt {
 
 impl WaitingPrompt {
     /// Updates the action. Returns true if it has changed.
-    fn answer(&mut self, judged: &Judged) -> bool {
+    fn answer(&mut self, judged: &AdmissionDecision) -> bool {
         let Some((action, short)) = judged.action() else { return false };
         self.short = *short;
         std::mem::replace(&mut self.action, action) != action
@@ -107,7 +107,7 @@ impl WaitingPrompt {
 
 /// Decision about one prompt.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Judged {
+pub(crate) enum AdmissionDecision {
     /// Fits into the process that was chosen for it.
     Fits,
     /// Fits into this process.
@@ -120,7 +120,7 @@ pub(crate) enum Judged {
     Refuse(NoRoom),
 }
 
-impl Judged {
+impl AdmissionDecision {
     /// Name of the action in events; `None` if it just fits.
     pub(crate) fn action(&self) -> Option<(&'static str, &NoRoom)> {
         match self {
@@ -135,11 +135,11 @@ impl Judged {
 
 /// Changes found by judging the waiting prompts.
 #[derive(Debug, Default)]
-pub(crate) struct Looked {
+pub(crate) struct AdmissionChanges {
     /// Leases taken for them.
-    pub(crate) granted: Vec<(Ticket, GenerationId, LeaseKind)>,
+    pub(crate) granted: Vec<(QueueTicket, GenerationId, LeaseKind)>,
     /// Prompts that are refused.
-    pub(crate) refused: Vec<(Ticket, NoRoom)>,
+    pub(crate) refused: Vec<(QueueTicket, NoRoom)>,
     /// Changed actions.
     pub(crate) told: Vec<(GenerationId, &'static str, NoRoom)>,
     /// Processes whose slots are held for a waiting prompt.
@@ -153,27 +153,28 @@ pub(crate) struct Looked {
 pub(crate) struct PromptAdmission {
     mode: AdmissionMode,
     policy: AdmissionPolicy,
-    board: Board,
+    board: MemoryBoard,
     waiting: Vec<WaitingPrompt>,
     wishes: Vec<(GenerationId, MemoryKind)>,
 }
 
 impl PromptAdmission {
     pub(crate) fn new(mode: AdmissionMode, policy: AdmissionPolicy) -> Self {
-        Self { mode, policy, board: Board::default(), waiting: Vec::new(), wishes: Vec::new() }
+        Self { mode, policy, board: MemoryBoard::default(), waiting: Vec::new(), wishes: Vec::new() }
     }
 
     pub(crate) fn set(&mut self, mode: AdmissionMode, policy: AdmissionPolicy) {
         (self.mode, self.policy) = (mode, policy);
     }
 
-    pub(crate) fn publish(&mut self, board: Board) {
+    pub(crate) fn publish(&mut self, board: MemoryBoard) {
         self.board = board;
     }
 
     /// True if prompts are checked at all.
     pub(crate) fn asks(&self) -> bool {
-        let priced = |known: &Known| known.left.iter().any(|left| known.cost.price(left.series).is_some());
+        let priced =
+            |known: &ProcessHeadroom| known.left.iter().any(|left| known.cost.price(left.series).is_some());
         self.mode != AdmissionMode::Off && self.board.known.iter().any(priced)
     }
 
@@ -183,17 +184,17 @@ impl PromptAdmission {
     }
 
     /// Checks if a prompt of this size would fit somewhere now.
-    pub(crate) fn weigh(&self, dispatch: &LeaseDispatch, size: Size) -> Weighed {
+    pub(crate) fn weigh(&self, dispatch: &LeaseDispatch, size: PromptSize) -> PromptFit {
         let tokens = match size {
-            Size::Bytes(bytes) => admission::estimate_tokens(&self.policy, bytes),
-            Size::Tokens(tokens) => tokens,
+            PromptSize::Bytes(bytes) => admission::estimate_tokens(&self.policy, bytes),
+            PromptSize::Tokens(tokens) => tokens,
         };
         match dispatch.open_generations().first() {
             Some(chosen) if self.asks() => match self.judge(dispatch, *chosen, tokens, false) {
-                Judged::Fits | Judged::Elsewhere(..) => Weighed::Fits { tokens },
-                _ => Weighed::Unclear { tokens },
+                AdmissionDecision::Fits | AdmissionDecision::Elsewhere(..) => PromptFit::Fits { tokens },
+                _ => PromptFit::Unclear { tokens },
             },
-            _ => Weighed::Unasked,
+            _ => PromptFit::Unasked,
         }
     }
 
@@ -204,11 +205,11 @@ impl PromptAdmission {
         chosen: GenerationId,
         tokens: u64,
         leased: bool,
-    ) -> Judged {
+    ) -> AdmissionDecision {
         let open = dispatch.open_generations();
         let index = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         let Some(at) = open.iter().position(|id| *id == chosen).filter(|_| self.asks()) else {
-            return Judged::Fits;
+            return AdmissionDecision::Fits;
         };
         let replicas: Vec<ReplicaRoom> = (0..)
             .zip(&open)
@@ -217,29 +218,31 @@ impl PromptAdmission {
         // Replicas are identified by their places in this list, which is all that admission needs.
         let of = |replica: u32| open.get(replica as usize).copied().unwrap_or(chosen);
         match admission::admit(&self.policy, index(at), &replicas) {
-            Admission::Fits => Judged::Fits,
-            Admission::Elsewhere { replica } => {
+            AdmitDecision::Fits => AdmissionDecision::Fits,
+            AdmitDecision::Elsewhere { replica } => {
                 let short = self.short(tokens, chosen, &replicas[at], None);
-                Judged::Elsewhere(of(replica), short)
+                AdmissionDecision::Elsewhere(of(replica), short)
             }
-            Admission::Wait { series } => {
-                Judged::Wait(chosen, self.short(tokens, chosen, &replicas[at], Some(series)))
+            AdmitDecision::Wait { series } => {
+                AdmissionDecision::Wait(chosen, self.short(tokens, chosen, &replicas[at], Some(series)))
             }
-            Admission::RecycleFirst { replica, series } => {
+            AdmitDecision::RecycleFirst { replica, series } => {
                 let place = replicas.get(replica as usize).unwrap_or(&replicas[at]);
                 let old = of(replica);
-                Judged::Recycle(old, self.short(tokens, old, place, Some(series)))
+                AdmissionDecision::Recycle(old, self.short(tokens, old, place, Some(series)))
             }
-            Admission::Refuse { series, needed, have, retry_after } => Judged::Refuse(NoRoom {
-                needed,
-                have,
-                retry_after: retry_after.unwrap_or(self.policy.retry_most),
-                ..self.short(tokens, chosen, &replicas[at], Some(series))
-            }),
+            AdmitDecision::Refuse { series, needed, have, retry_after } => {
+                AdmissionDecision::Refuse(NoRoom {
+                    needed,
+                    have,
+                    retry_after: retry_after.unwrap_or(self.policy.retry_most),
+                    ..self.short(tokens, chosen, &replicas[at], Some(series))
+                })
+            }
         }
     }
 
-    fn known(&self, id: GenerationId) -> Option<&Known> {
+    fn known(&self, id: GenerationId) -> Option<&ProcessHeadroom> {
         self.board.known.iter().find(|known| known.generation == id)
     }
 
@@ -259,7 +262,7 @@ impl PromptAdmission {
         let need = |needs: &[(MemoryKind, u64)], series| {
             needs.iter().find(|(of, _)| *of == series).map_or(0, |(_, bytes)| *bytes)
         };
-        let rooms = known.left.iter().map(|left| Room {
+        let rooms = known.left.iter().map(|left| MemoryRoom {
             series: left.series,
             need: need(&now, left.series),
             left: left.now,
@@ -280,7 +283,7 @@ impl PromptAdmission {
         replica: &ReplicaRoom,
         series: Option<MemoryKind>,
     ) -> NoRoom {
-        let lacks = |room: &&Room| {
+        let lacks = |room: &&MemoryRoom| {
             room.left.is_some_and(|left| left < room.need.saturating_add(self.policy.reserve.0))
         };
         let room = match series {
@@ -302,7 +305,7 @@ impl PromptAdmission {
     // --- waiting prompts ---
 
     /// Adds a prompt that had its turn in the queue.
-    pub(crate) fn wait(&mut self, ticket: Ticket, kind: LeaseKind, action: &'static str, short: NoRoom) {
+    pub(crate) fn wait(&mut self, ticket: QueueTicket, kind: LeaseKind, action: &'static str, short: NoRoom) {
         self.waiting.push(WaitingPrompt { ticket, kind, tokens: short.tokens, action, short });
     }
 
@@ -311,13 +314,13 @@ impl PromptAdmission {
     }
 
     /// Removes a request. Returns its shortage, if it waited here.
-    pub(crate) fn leave(&mut self, ticket: Ticket) -> Option<NoRoom> {
+    pub(crate) fn leave(&mut self, ticket: QueueTicket) -> Option<NoRoom> {
         let at = self.waiting.iter().position(|waiting| waiting.ticket == ticket)?;
         Some(self.waiting.remove(at).short)
     }
 
     /// Removes all requests.
-    pub(crate) fn dismiss(&mut self) -> Vec<Ticket> {
+    pub(crate) fn dismiss(&mut self) -> Vec<QueueTicket> {
         self.wishes.clear();
         self.waiting.drain(..).map(|waiting| waiting.ticket).collect()
     }
@@ -328,8 +331,8 @@ impl PromptAdmission {
     }
 
     /// Judges all waiting prompts again, in order. Takes leases for those that fit.
-    pub(crate) fn look(&mut self, dispatch: &mut LeaseDispatch) -> Looked {
-        let mut looked = Looked::default();
+    pub(crate) fn look(&mut self, dispatch: &mut LeaseDispatch) -> AdmissionChanges {
+        let mut looked = AdmissionChanges::default();
         let mut wishes: Vec<(GenerationId, MemoryKind)> = Vec::new();
         for mut one in std::mem::take(&mut self.waiting) {
             let Some(chosen) = dispatch.open_generations().first().copied() else {
@@ -340,27 +343,27 @@ impl PromptAdmission {
             let judged = if self.holds_prompts() {
                 self.judge(dispatch, chosen, one.tokens, false)
             } else {
-                Judged::Fits
+                AdmissionDecision::Fits
             };
             if one.answer(&judged) {
                 looked.told.push((chosen, one.action, one.short));
             }
             let on = match judged {
-                Judged::Fits => chosen,
-                Judged::Elsewhere(other, _) => other,
-                Judged::Wait(on, _) => {
+                AdmissionDecision::Fits => chosen,
+                AdmissionDecision::Elsewhere(other, _) => other,
+                AdmissionDecision::Wait(on, _) => {
                     looked.held.push(on);
                     self.waiting.push(one);
                     continue;
                 }
-                Judged::Recycle(old, short) => {
+                AdmissionDecision::Recycle(old, short) => {
                     if !wishes.iter().any(|(of, _)| *of == old) {
                         wishes.push((old, short.series));
                     }
                     self.waiting.push(one);
                     continue;
                 }
-                Judged::Refuse(short) => {
+                AdmissionDecision::Refuse(short) => {
                     looked.refused.push((one.ticket, short));
                     continue;
                 }
@@ -379,7 +382,7 @@ impl PromptAdmission {
     }
 }
 
-impl From<NoRoom> for Denied {
+impl From<NoRoom> for LeaseDenied {
     fn from(short: NoRoom) -> Self {
         Self::NoRoom(short)
     }

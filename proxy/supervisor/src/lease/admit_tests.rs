@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use warden_policies::admission::Price;
+use warden_policies::admission::PromptPrice;
 use warden_policies::{ModelName, ServerFacts, defaults};
 
 use super::*;
 use crate::lease::Lease;
-use crate::lease::cell::Cell;
+use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
-use crate::process::endpoint::Endpoint;
-use crate::view::event::{EventKind, Journal};
+use crate::process::endpoint::ListenAddress;
+use crate::view::event::{EventJournal, EventKind};
 
 const MIB: u64 = 1 << 20;
 const WAIT: Duration = Duration::from_secs(300);
@@ -24,12 +24,12 @@ const B: GenerationId = GenerationId(2);
 /// A model with this admission mode, and processes of two slots each.
 struct Rig {
     leases: Arc<LeaseQueue>,
-    journal: Arc<Journal>,
+    journal: Arc<EventJournal>,
 }
 
 impl Rig {
     fn new(mode: AdmissionMode, open: &[GenerationId]) -> Self {
-        let journal = Arc::new(Journal::new(100));
+        let journal = Arc::new(EventJournal::new(100));
         let leases = Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::clone(&journal), 4, WAIT));
         let policy =
             AdmissionPolicy { reserve: warden_policies::ByteSize(0), ..defaults().admission.clone() };
@@ -42,16 +42,16 @@ impl Rig {
     }
 
     fn open(&self, id: GenerationId) {
-        let endpoint = Endpoint::Unix(PathBuf::from("/x.sock"));
-        self.leases.open(&Arc::new(Cell::new(id, endpoint, ServerFacts::default())), 2);
+        let endpoint = ListenAddress::Unix(PathBuf::from("/x.sock"));
+        self.leases.open(&Arc::new(GenerationCell::new(id, endpoint, ServerFacts::default())), 2);
     }
 
-    fn publish(&self, known: Vec<Known>) {
-        self.leases.publish_memory(Board { known });
+    fn publish(&self, known: Vec<ProcessHeadroom>) {
+        self.leases.publish_memory(MemoryBoard { known });
     }
 
     /// Spawns a request that is waiting when this returns.
-    async fn waiting(&self, tokens: u64) -> AbortOnDropHandle<Result<Lease, Denied>> {
+    async fn waiting(&self, tokens: u64) -> AbortOnDropHandle<Result<Lease, LeaseDenied>> {
         let (before, leases) = (self.leases.waiting(), Arc::clone(&self.leases));
         let task = TaskTracker::new().spawn(async move { leases.lease(LeaseKind::Slot, Some(tokens)).await });
         while self.leases.waiting() == before {
@@ -60,7 +60,7 @@ impl Rig {
         AbortOnDropHandle::new(task)
     }
 
-    async fn lease(&self, tokens: u64) -> Result<Lease, Denied> {
+    async fn lease(&self, tokens: u64) -> Result<Lease, LeaseDenied> {
         self.leases.lease(LeaseKind::Slot, Some(tokens)).await
     }
 
@@ -77,12 +77,17 @@ impl Rig {
 }
 
 /// A process with room for so many MiB of host memory; a prompt token costs 1 MiB.
-fn known(generation: GenerationId, left: u64) -> Known {
+fn known(generation: GenerationId, left: u64) -> ProcessHeadroom {
     let mut cost = PromptCost::new(&defaults().admission);
     #[expect(clippy::cast_precision_loss, reason = "a power of two")]
-    cost.told(Price { series: MemoryKind::Host, bytes_per_token: MIB as f64, evidence: 3 });
-    let left = Left { series: MemoryKind::Host, now: Some(left * MIB), returns: 0, fresh: Some(1000 * MIB) };
-    Known { generation, largest: 0, busy: false, recycle: None, left: vec![left], cost }
+    cost.told(PromptPrice { series: MemoryKind::Host, bytes_per_token: MIB as f64, evidence: 3 });
+    let left = MemoryHeadroom {
+        series: MemoryKind::Host,
+        now: Some(left * MIB),
+        returns: 0,
+        fresh: Some(1000 * MIB),
+    };
+    ProcessHeadroom { generation, largest: 0, busy: false, recycle: None, left: vec![left], cost }
 }
 
 #[tokio::test]
@@ -92,7 +97,7 @@ async fn where_it_is_off_or_nothing_is_known_nobody_is_weighed() {
         if told {
             rig.publish(vec![known(A, 10)]);
         }
-        assert_eq!(rig.leases.weigh(Size::Tokens(1_000_000)), Weighed::Unasked);
+        assert_eq!(rig.leases.weigh(PromptSize::Tokens(1_000_000)), PromptFit::Unasked);
         assert!(rig.lease(1_000_000).await.is_ok());
         assert_eq!(rig.actions(), [""; 0]);
     }
@@ -102,13 +107,13 @@ async fn where_it_is_off_or_nothing_is_known_nobody_is_weighed() {
 async fn a_prompt_with_room_passes_and_one_that_fits_nowhere_is_refused_with_the_numbers() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     rig.publish(vec![known(A, 100)]);
-    assert_eq!(rig.leases.weigh(Size::Tokens(100)), Weighed::Fits { tokens: 100 });
-    assert_eq!(rig.leases.weigh(Size::Tokens(2000)), Weighed::Unclear { tokens: 2000 });
+    assert_eq!(rig.leases.weigh(PromptSize::Tokens(100)), PromptFit::Fits { tokens: 100 });
+    assert_eq!(rig.leases.weigh(PromptSize::Tokens(2000)), PromptFit::Unclear { tokens: 2000 });
     assert!(rig.lease(100).await.is_ok());
-    let Err(Denied::NoRoom(short)) = rig.lease(2000).await else { panic!("refused") };
+    let Err(LeaseDenied::NoRoom(short)) = rig.lease(2000).await else { panic!("refused") };
     assert_eq!((short.tokens, short.needed, short.have), (2000, 2000 * MIB, 1000 * MIB));
     assert!((short.bytes_per_token - 1_048_576.0).abs() < 0.5 && short.retry_after > Duration::ZERO);
-    let words = Denied::NoRoom(short).to_string();
+    let words = LeaseDenied::NoRoom(short).to_string();
     assert!(words.contains("2000 tokens") && words.contains("host"), "{words}");
     assert_eq!(rig.actions(), ["refuse"]);
     assert_eq!((rig.leases.waiting(), rig.leases.in_flight(A)), (0, 0));
@@ -174,7 +179,7 @@ async fn a_prompt_waits_for_requests_to_end_and_nobody_takes_its_place() {
 #[tokio::test]
 async fn a_fresh_process_is_asked_for_and_the_only_one_may_be_replaced_by_it() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
-    rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
+    rig.publish(vec![ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let large = rig.waiting(50).await;
     assert_eq!(rig.leases.admission_wish(A), Some(MemoryKind::Host));
     tokio::time::timeout(WAIT, rig.leases.wake.notified()).await.expect("the task is woken");
@@ -193,9 +198,9 @@ async fn a_fresh_process_is_asked_for_and_the_only_one_may_be_replaced_by_it() {
 #[tokio::test(start_paused = true)]
 async fn the_wait_ends_with_the_deadline_of_the_queue_and_says_what_was_short() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
-    rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
+    rig.publish(vec![ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let begun = tokio::time::Instant::now();
-    let Err(Denied::NoRoom(short)) = rig.lease(50).await else { panic!("refused") };
+    let Err(LeaseDenied::NoRoom(short)) = rig.lease(50).await else { panic!("refused") };
     assert_eq!((begun.elapsed(), short.needed, short.have), (WAIT, 50 * MIB, 10 * MIB));
     assert_eq!((rig.leases.waiting(), rig.leases.admission_wish(A)), (0, None));
 }
@@ -220,7 +225,7 @@ async fn a_client_that_leaves_frees_what_was_kept_for_it() {
 async fn a_mode_that_only_warns_lets_those_go_who_wait() {
     for mode in [AdmissionMode::Warn, AdmissionMode::Off] {
         let rig = Rig::new(AdmissionMode::Enforce, &[A]);
-        rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
+        rig.publish(vec![ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
         let large = rig.waiting(50).await;
         rig.leases.set_admission(mode, defaults().admission.clone());
         let lease = tokio::time::timeout(WAIT, large).await.expect("it is let go").unwrap().unwrap();
@@ -236,36 +241,36 @@ async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
     rig.leases.set_queue_limits(0, WAIT);
     rig.publish(vec![known(A, 10), known(B, 100)]);
     assert_eq!(rig.lease(50).await.unwrap().generation(), B);
-    assert!(matches!(rig.lease(2000).await, Err(Denied::NoRoom(_))));
-    rig.publish([A, B].map(|id| Known { recycle: Some(Duration::ZERO), ..known(id, 10) }).to_vec());
-    assert!(matches!(rig.lease(50).await, Err(Denied::QueueFull { .. })));
+    assert!(matches!(rig.lease(2000).await, Err(LeaseDenied::NoRoom(_))));
+    rig.publish([A, B].map(|id| ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(id, 10) }).to_vec());
+    assert!(matches!(rig.lease(50).await, Err(LeaseDenied::QueueFull { .. })));
 }
 
 #[tokio::test]
 async fn a_newcomer_does_not_take_the_place_of_one_who_waits_for_room() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     rig.leases.set_queue_limits(1, WAIT);
-    rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
+    rig.publish(vec![ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let _large = rig.waiting(50).await;
     let _running = (rig.lease(1).await.unwrap(), rig.lease(1).await.unwrap());
     let mut third = Box::pin(rig.lease(1));
     let answer = futures_util::poll!(third.as_mut());
-    assert!(matches!(answer, std::task::Poll::Ready(Err(Denied::QueueFull { waiting: 1, depth: 1 }))));
+    assert!(matches!(answer, std::task::Poll::Ready(Err(LeaseDenied::QueueFull { waiting: 1, depth: 1 }))));
     assert_eq!(rig.leases.waiting(), 1);
 }
 
 #[tokio::test]
 async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
-    rig.publish(vec![Known { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
+    rig.publish(vec![ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let mut large = Vec::new();
     for _ in 0..4 {
         large.push(rig.waiting(50).await);
     }
-    assert!(matches!(rig.lease(50).await, Err(Denied::QueueFull { .. })));
-    rig.leases.dismiss(&Denied::Removed);
+    assert!(matches!(rig.lease(50).await, Err(LeaseDenied::QueueFull { .. })));
+    rig.leases.dismiss(&LeaseDenied::Removed);
     for one in large {
-        assert_eq!(one.await.unwrap().unwrap_err(), Denied::Removed);
+        assert_eq!(one.await.unwrap().unwrap_err(), LeaseDenied::Removed);
     }
     assert_eq!((rig.leases.waiting(), rig.leases.admission_wish(A)), (0, None));
 }
@@ -274,7 +279,7 @@ async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() {
     const CALLERS: u64 = 1000;
-    let journal = Arc::new(Journal::new(1));
+    let journal = Arc::new(EventJournal::new(1));
     let leases = Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::clone(&journal), usize::MAX, WAIT));
     let rig = Rig { leases, journal };
     rig.leases.set_admission(AdmissionMode::Enforce, defaults().admission.clone());
@@ -286,7 +291,7 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
             let tokens = (n % 4 > 0).then_some(n % 90);
             let lease = leases.lease(LeaseKind::Slot, tokens);
             match tokio::time::timeout(patience, lease).await {
-                Ok(Err(denied)) => assert!(matches!(denied, Denied::NoRoom(_)), "{denied}"),
+                Ok(Err(denied)) => assert!(matches!(denied, LeaseDenied::NoRoom(_)), "{denied}"),
                 Ok(Ok(lease)) => {
                     tokio::task::yield_now().await;
                     drop(lease);

@@ -7,29 +7,29 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::{GenerationId, QuickMap, ServerFacts, Work};
+use warden_policies::{GenerationId, QuickMap, ServerFacts, WorkDone};
 
-use crate::lease::address::Address;
-use crate::lease::outcomes::{Decode, OutcomeStats, Prefill};
+use crate::lease::address::LeaseAddress;
+use crate::lease::outcomes::{DecodeSpeed, OutcomeStats, PrefillSpeed};
 use crate::lease::pulse::ProgressTracker;
-use crate::process::Process;
-use crate::process::needs::Kin;
+use crate::process::BackendProcess;
+use crate::process::needs::AnswerIdentity;
 use crate::sync::lock;
 
 /// State of one generation that its leases share.
 #[derive(Debug)]
-pub(crate) struct Cell {
+pub(crate) struct GenerationCell {
     pub(crate) id: GenerationId,
-    pub(crate) address: Address,
+    pub(crate) address: LeaseAddress,
     /// Set once the process exists.
-    pub(crate) process: OnceLock<Weak<dyn Process>>,
+    pub(crate) process: OnceLock<Weak<dyn BackendProcess>>,
     born: Instant,
     facts: Mutex<ServerFacts>,
     /// Identity of the process's answers at the start, once known.
-    pub(crate) kin: OnceLock<Kin>,
+    pub(crate) kin: OnceLock<AnswerIdentity>,
     /// The slot directory was set by us, and not by the command.
     pub(crate) saves_for_us: AtomicBool,
-    pub(super) work: Mutex<Work>,
+    pub(super) work: Mutex<WorkDone>,
     /// Microseconds from `born` to the last byte received, plus one; 0 before the first.
     progress: AtomicU64,
     pub(crate) pulses: ProgressTracker,
@@ -42,8 +42,8 @@ pub(crate) struct Cell {
     pub(super) revoked: CancellationToken,
 }
 
-impl Cell {
-    pub(crate) fn new(id: GenerationId, address: impl Into<Address>, facts: ServerFacts) -> Self {
+impl GenerationCell {
+    pub(crate) fn new(id: GenerationId, address: impl Into<LeaseAddress>, facts: ServerFacts) -> Self {
         Self {
             id,
             address: address.into(),
@@ -64,17 +64,17 @@ impl Cell {
     }
 
     /// Sets the work done before this instance owned the process.
-    pub(crate) fn inherit(&self, work: Work, saves_for_us: bool) {
+    pub(crate) fn inherit(&self, work: WorkDone, saves_for_us: bool) {
         *lock(&self.work) = work;
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
     }
 
     /// Adds work that another instance requested.
-    pub(crate) fn add_work(&self, work: Work) {
+    pub(crate) fn add_work(&self, work: WorkDone) {
         *lock(&self.work) += work;
     }
 
-    pub(crate) fn work(&self) -> Work {
+    pub(crate) fn work(&self) -> WorkDone {
         *lock(&self.work)
     }
 
@@ -100,7 +100,7 @@ impl Cell {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
     }
 
-    /// Records that the process is ended because it has hung for `since`. Call before [`Cell::tell_to_end`].
+    /// Records that the process is ended because it has hung for `since`. Call before [`GenerationCell::tell_to_end`].
     pub(crate) fn note_hung(&self, since: Duration) {
         // The first record counts.
         let _known = self.hung.set(since);
@@ -132,19 +132,19 @@ impl Cell {
 }
 
 /// Outcomes of its exchanges, for its health.
-impl Cell {
+impl GenerationCell {
     /// Consecutive compute errors up to now.
     pub(crate) fn compute_errors(&self) -> u32 {
         lock(&self.outcomes).compute_errors()
     }
 
     /// Decoding speeds of answers since the last call, oldest first, at most the latest 256.
-    pub(crate) fn take_decodes(&self) -> Vec<Decode> {
+    pub(crate) fn take_decodes(&self) -> Vec<DecodeSpeed> {
         lock(&self.outcomes).take_decodes()
     }
 
     /// Prompt evaluations since the last call, oldest first, at most the latest 256.
-    pub(crate) fn take_prefills(&self) -> Vec<Prefill> {
+    pub(crate) fn take_prefills(&self) -> Vec<PrefillSpeed> {
         lock(&self.outcomes).take_prefills()
     }
 

@@ -28,30 +28,30 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_policies::{GenerationId, ModelName, ServerFacts, WorkDone};
 
-use crate::lease::address::Address;
-use crate::lease::cell::Cell;
-use crate::lease::outcomes::Outcome;
-use crate::lease::pulse::{Asked, Pulse};
+use crate::lease::address::LeaseAddress;
+use crate::lease::cell::GenerationCell;
+use crate::lease::outcomes::ExchangeOutcome;
+use crate::lease::pulse::{RequestProgress, SentRequest};
 use crate::lease::queue::LeaseQueue;
-use crate::lease::queue::ward::Alone;
-use crate::lease::turns::Turn;
-use crate::process::needs::Kin;
+use crate::lease::queue::ward::SolitudeResult;
+use crate::lease::turns::ConversationTurn;
+use crate::process::needs::AnswerIdentity;
 use crate::sync::lock;
 
 /// Right to send one request to one generation. Dropping it gives it back, so it belongs into the response
 /// body, which ends with the exchange.
 pub struct Lease {
     leases: Arc<LeaseQueue>,
-    cell: Arc<Cell>,
+    cell: Arc<GenerationCell>,
     kind: LeaseKind,
     queued_for: Duration,
     /// Progress of its request; `None` if it computes nothing.
-    pulse: Option<Arc<Pulse>>,
+    pulse: Option<Arc<RequestProgress>>,
     /// The request as sent.
-    asked: OnceLock<Arc<dyn Asked>>,
+    asked: OnceLock<Arc<dyn SentRequest>>,
     /// The server no longer works on the request, or its end is recorded otherwise.
     over: AtomicBool,
     /// The request only reads.
@@ -73,7 +73,7 @@ const WATCHES_EVENTS: u8 = 3;
 impl Lease {
     pub(crate) fn new(
         leases: Arc<LeaseQueue>,
-        cell: Arc<Cell>,
+        cell: Arc<GenerationCell>,
         kind: LeaseKind,
         queued_for: Duration,
     ) -> Self {
@@ -104,7 +104,7 @@ impl Lease {
     }
 
     /// Address to which to send the request.
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> &LeaseAddress {
         &self.cell.address
     }
 
@@ -128,7 +128,7 @@ impl Lease {
     /// Identity of the process's answers, equal for generations with the same command, binary and model
     /// files: one of them can continue an answer that another began. `None` if unknown, or if a setting (an
     /// adapter's scale) was changed in a process of the model, because answers under way did not follow it.
-    pub fn kin(&self) -> Option<Kin> {
+    pub fn kin(&self) -> Option<AnswerIdentity> {
         self.cell.kin.get().copied().filter(|_| self.leases.settings.are_untouched())
     }
 
@@ -138,13 +138,13 @@ impl Lease {
     }
 
     /// Adds work of this request, as the answer reported it. May be called more than once.
-    pub fn add_work(&self, work: Work) {
+    pub fn add_work(&self, work: WorkDone) {
         *lock(&self.cell.work) += work;
     }
 
     /// Records the end of the exchange as reported by the answer, for error streaks and decoding speeds.
     /// Call it once before the lease is dropped, but not if the client left.
-    pub fn note_outcome(&self, outcome: &Outcome) {
+    pub fn note_outcome(&self, outcome: &ExchangeOutcome) {
         let busy = self.leases.in_flight(self.cell.id);
         lock(&self.cell.outcomes).note(outcome, busy);
     }
@@ -157,7 +157,7 @@ impl Lease {
 
     /// Records the sent request, which asks for an event stream or a single answer. Until the answer
     /// begins, and once the request is complete, the backend is expected to send next.
-    pub fn note_asked(&self, asked: Arc<dyn Asked>, streams: bool) {
+    pub fn note_asked(&self, asked: Arc<dyn SentRequest>, streams: bool) {
         // A repetition on another connection sends the same.
         drop(self.asked.set(Arc::clone(&asked)));
         if let Some(pulse) = &self.pulse {
@@ -206,13 +206,13 @@ impl Lease {
         self.leases.note_setting(self.cell.id, path, body);
     }
 
-    /// True if conversations are kept. Otherwise callers need no [`Turn`].
+    /// True if conversations are kept. Otherwise callers need no [`ConversationTurn`].
     pub fn keeps_turns(&self) -> bool {
         self.leases.turns.keeps()
     }
 
     /// Records a complete answer, which the next process may need.
-    pub fn note_turn(&self, turn: Turn) {
+    pub fn note_turn(&self, turn: ConversationTurn) {
         self.leases.turns.note(self.cell.id, turn);
     }
 
@@ -237,14 +237,14 @@ impl Lease {
 
     /// Reports that the connection broke after the request was sent whole and before its answer was
     /// complete. The request is a suspect if the server turns out to have died by itself.
-    pub fn broke(&self, request: Fingerprint) {
+    pub fn broke(&self, request: RequestFingerprint) {
         self.note_done();
         self.leases.broke(self.cell.id, request);
     }
 
     /// Same as [`Lease::broke`] for a lease that was revoked, because the end of the process may be known
     /// sooner than that of the connection. Without effect if the process was just stopped and had not hung.
-    pub fn lost(&self, request: Fingerprint) {
+    pub fn lost(&self, request: RequestFingerprint) {
         self.note_done();
         if self.cell.hung().is_some() {
             self.leases.broke(self.cell.id, request);
@@ -260,28 +260,28 @@ impl Lease {
     }
 
     /// Quarantine standing of a request.
-    pub fn standing(&self, request: Fingerprint) -> Standing {
+    pub fn standing(&self, request: RequestFingerprint) -> RequestStanding {
         self.leases.standing(request)
     }
 
     /// Records that a request was refused by the quarantine.
-    pub fn note_refusal(&self, request: Fingerprint) {
+    pub fn note_refusal(&self, request: RequestFingerprint) {
         self.leases.note_refusal(request);
     }
 
     /// Waits until nothing else runs in the slots of the generation; from the call on no other request gets
     /// one. Call it once per lease, before sending a suspect. A granted solitude ends with [`Lease::join`]
     /// or the lease.
-    pub async fn alone(&self, request: Fingerprint) -> Alone {
+    pub async fn alone(&self, request: RequestFingerprint) -> SolitudeResult {
         self.beside.store(SEEKS_SOLITUDE, Ordering::Relaxed);
         self.leases.seek(self.cell.id, self.kind);
         let waiting = self.leases.until_alone(self.cell.id, self.kind, request, Instant::now());
         let alone = tokio::select! {
             biased;
-            () = self.cell.revoked.cancelled() => Alone::Gone,
+            () = self.cell.revoked.cancelled() => SolitudeResult::Gone,
             alone = waiting => alone,
         };
-        if alone == Alone::Granted {
+        if alone == SolitudeResult::Granted {
             self.beside.store(HAS_SOLITUDE, Ordering::Relaxed);
         } else {
             self.beside.store(NO_SOLITUDE, Ordering::Relaxed);
@@ -296,7 +296,7 @@ impl Lease {
     }
 
     /// Time for which a suspect may be alone.
-    pub fn alone_for(&self, request: Fingerprint) -> Duration {
+    pub fn alone_for(&self, request: RequestFingerprint) -> Duration {
         self.leases.alone_for(request)
     }
 
@@ -312,7 +312,7 @@ impl Lease {
     }
 
     /// Clears a suspected request that was answered.
-    pub fn survived(&self, request: Fingerprint) {
+    pub fn survived(&self, request: RequestFingerprint) {
         self.leases.survived(self.cell.id, request);
     }
 

@@ -13,7 +13,7 @@ const SPEEDS_KEPT: usize = 256;
 
 /// End of an exchange with a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
+pub struct ExchangeOutcome {
     /// Status of the answer; `None` without an answer.
     pub status: Option<u16>,
     /// The backend reported a failed computation (`compute error` in a 500 or in the stream). With a
@@ -29,7 +29,7 @@ pub struct Outcome {
 
 /// Speed of one prompt evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Prefill {
+pub(crate) struct PrefillSpeed {
     /// Evaluated tokens, 1 or more.
     pub(crate) new: u64,
     /// Tokens including cached ones.
@@ -39,7 +39,7 @@ pub(crate) struct Prefill {
 
 /// Speed of one generation of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Decode {
+pub(crate) struct DecodeSpeed {
     /// Generated tokens, 1 or more.
     pub(crate) tokens: u64,
     /// Milliseconds, above 0.
@@ -52,14 +52,14 @@ pub(crate) struct Decode {
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeStats {
     compute_errors: u32,
-    decodes: VecDeque<Decode>,
-    prefills: VecDeque<Prefill>,
+    decodes: VecDeque<DecodeSpeed>,
+    prefills: VecDeque<PrefillSpeed>,
     largest_prompt: u64,
 }
 
 impl OutcomeStats {
-    /// Records an outcome; `busy` as in [`Decode`].
-    pub(crate) fn note(&mut self, outcome: &Outcome, busy: u32) {
+    /// Records an outcome; `busy` as in [`DecodeSpeed`].
+    pub(crate) fn note(&mut self, outcome: &ExchangeOutcome, busy: u32) {
         let succeeded = outcome.status.is_some_and(|status| (200..300).contains(&status));
         if outcome.compute_error {
             self.compute_errors = self.compute_errors.saturating_add(1);
@@ -77,7 +77,7 @@ impl OutcomeStats {
             if self.decodes.len() == SPEEDS_KEPT {
                 self.decodes.pop_front();
             }
-            self.decodes.push_back(Decode { tokens, ms, busy });
+            self.decodes.push_back(DecodeSpeed { tokens, ms, busy });
         }
         if let Some((new, ms)) = outcome.prefill
             && succeeded
@@ -88,7 +88,7 @@ impl OutcomeStats {
                 self.prefills.pop_front();
             }
             let all = outcome.prompt.unwrap_or(new).max(new);
-            self.prefills.push_back(Prefill { new, all, ms });
+            self.prefills.push_back(PrefillSpeed { new, all, ms });
         }
     }
 
@@ -98,12 +98,12 @@ impl OutcomeStats {
     }
 
     /// Decoding speeds since the last call, oldest first.
-    pub(crate) fn take_decodes(&mut self) -> Vec<Decode> {
+    pub(crate) fn take_decodes(&mut self) -> Vec<DecodeSpeed> {
         self.decodes.drain(..).collect()
     }
 
     /// Prompt evaluations since the last call, oldest first.
-    pub(crate) fn take_prefills(&mut self) -> Vec<Prefill> {
+    pub(crate) fn take_prefills(&mut self) -> Vec<PrefillSpeed> {
         self.prefills.drain(..).collect()
     }
 
@@ -117,8 +117,8 @@ impl OutcomeStats {
 mod tests {
     use super::*;
 
-    fn ended(status: u16, compute_error: bool) -> Outcome {
-        Outcome { status: Some(status), compute_error, ..Outcome::default() }
+    fn ended(status: u16, compute_error: bool) -> ExchangeOutcome {
+        ExchangeOutcome { status: Some(status), compute_error, ..ExchangeOutcome::default() }
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
             (ended(500, true), 1),
             (ended(400, false), 1),
             (ended(500, false), 1),
-            (Outcome::default(), 1),
+            (ExchangeOutcome::default(), 1),
             // A stream that began successfully.
             (ended(200, true), 2),
             (ended(200, false), 0),
@@ -143,17 +143,17 @@ mod tests {
     #[test]
     fn speeds_are_handed_over_once_and_kept_in_bounds() {
         let mut outcomes = OutcomeStats::default();
-        let told = |tokens, ms| Outcome { decode: Some((tokens, ms)), ..ended(200, false) };
+        let told = |tokens, ms| ExchangeOutcome { decode: Some((tokens, ms)), ..ended(200, false) };
         for tokens in 1..=300 {
             outcomes.note(&told(tokens, 10.0), 2);
         }
         for senseless in [told(0, 5.0), told(5, 0.0), told(5, f64::NAN), told(5, f64::INFINITY)] {
             outcomes.note(&senseless, 1);
         }
-        outcomes.note(&Outcome { compute_error: true, ..told(7, 1.0) }, 1);
+        outcomes.note(&ExchangeOutcome { compute_error: true, ..told(7, 1.0) }, 1);
         let decodes = outcomes.take_decodes();
         assert_eq!(decodes.len(), SPEEDS_KEPT);
-        assert_eq!(decodes.last(), Some(&Decode { tokens: 300, ms: 10.0, busy: 2 }));
+        assert_eq!(decodes.last(), Some(&DecodeSpeed { tokens: 300, ms: 10.0, busy: 2 }));
         assert_eq!(outcomes.take_decodes(), []);
     }
 
@@ -161,7 +161,7 @@ mod tests {
     fn the_largest_prompt_stays() {
         let mut outcomes = OutcomeStats::default();
         for prompt in [Some(5), Some(900), None, Some(20)] {
-            outcomes.note(&Outcome { prompt, ..ended(200, false) }, 1);
+            outcomes.note(&ExchangeOutcome { prompt, ..ended(200, false) }, 1);
         }
         assert_eq!(outcomes.largest_prompt(), 900);
     }

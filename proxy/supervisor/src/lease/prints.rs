@@ -56,32 +56,32 @@ impl PromptHashes {
 
 #[derive(Deserialize)]
 struct PromptBody {
-    messages: Option<Blocks>,
-    prompt: Option<Blocks>,
+    messages: Option<PromptBlocks>,
+    prompt: Option<PromptBlocks>,
     cache_prompt: Option<bool>,
     lora: Option<IgnoredAny>,
 }
 
 /// Hashes of a list by its members, or of a text by its blocks.
-struct Blocks(Vec<u64>);
+struct PromptBlocks(Vec<u64>);
 
-impl<'de> Deserialize<'de> for Blocks {
+impl<'de> Deserialize<'de> for PromptBlocks {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Of;
         impl<'de> Visitor<'de> for Of {
-            type Value = Blocks;
+            type Value = PromptBlocks;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a prompt")
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Blocks, E> {
+            fn visit_str<E>(self, text: &str) -> Result<PromptBlocks, E> {
                 let mut hasher = DefaultHasher::new();
                 let (whole, _) = text.as_bytes().as_chunks::<BLOCK_SIZE>();
-                Ok(Blocks(whole.iter().map(|block| then(&mut hasher, block.as_slice())).collect()))
+                Ok(PromptBlocks(whole.iter().map(|block| then(&mut hasher, block.as_slice())).collect()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Blocks, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptBlocks, A::Error> {
                 let (mut hasher, mut all) = (DefaultHasher::new(), Vec::new());
                 let (mut numbers, mut newest) = (0, 0);
                 while let Some(JsonHash(print, is_number)) = list.next_element()? {
@@ -95,7 +95,7 @@ impl<'de> Deserialize<'de> for Blocks {
                 if all.is_empty() && numbers > 0 {
                     all.push(newest);
                 }
-                Ok(Blocks(all))
+                Ok(PromptBlocks(all))
             }
         }
         from.deserialize_any(Of)

@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::health::{Awaited, Gaps};
-use warden_policies::quarantine::Fingerprint;
+use warden_policies::health::{AwaitedWork, TokenGaps};
+use warden_policies::quarantine::RequestFingerprint;
 use warden_policies::{defaults, units};
 
 use crate::sync::lock;
 
 /// The request body, readable while it is being sent.
-pub trait Asked: Send + Sync {
+pub trait SentRequest: Send + Sync {
     /// True if the backend has all of it. Until then it is the client's turn.
     fn is_whole(&self) -> bool;
     /// Bytes so far.
@@ -30,12 +30,12 @@ pub trait Asked: Send + Sync {
     /// Images and recordings so far.
     fn media(&self) -> u64;
     /// Fingerprint, once the whole body has come from the client; `None` without a body.
-    fn print(&self) -> Option<Fingerprint>;
+    fn print(&self) -> Option<RequestFingerprint>;
 }
 
 #[derive(Default)]
-pub(crate) struct Pulse {
-    asked: Mutex<Option<Arc<dyn Asked>>>,
+pub(crate) struct RequestProgress {
+    asked: Mutex<Option<Arc<dyn SentRequest>>>,
     /// Microseconds from the birth of the cell until it became the server's turn, plus one; 0 while it is
     /// the client's.
     since: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) struct Pulse {
 /// Events that show computed output: the first may come with the head, before anything was computed.
 const BEGUN_EVENTS: u64 = 2;
 
-impl Pulse {
+impl RequestProgress {
     fn has_begun(&self) -> bool {
         self.events.load(Ordering::Relaxed) >= BEGUN_EVENTS
     }
@@ -61,7 +61,7 @@ impl Pulse {
 /// Progress of all requests of one generation.
 pub(crate) struct ProgressTracker {
     born: Instant,
-    all: Mutex<Vec<Arc<Pulse>>>,
+    all: Mutex<Vec<Arc<RequestProgress>>>,
     /// Tokens of prompts whose clients left before the first token, and when they left: the server may
     /// still evaluate them.
     left: Mutex<VecDeque<(Instant, u64)>>,
@@ -93,13 +93,13 @@ impl ProgressTracker {
     }
 
     /// Adds a request that computes.
-    pub(crate) fn begin(&self) -> Arc<Pulse> {
-        let pulse = Arc::<Pulse>::default();
+    pub(crate) fn begin(&self) -> Arc<RequestProgress> {
+        let pulse = Arc::<RequestProgress>::default();
         lock(&self.all).push(Arc::clone(&pulse));
         pulse
     }
 
-    pub(crate) fn end(&self, pulse: &Arc<Pulse>) {
+    pub(crate) fn end(&self, pulse: &Arc<RequestProgress>) {
         lock(&self.all).retain(|known| !Arc::ptr_eq(known, pulse));
         if pulse.is_awaited() && !pulse.has_begun() {
             let mut left = lock(&self.left);
@@ -111,14 +111,14 @@ impl ProgressTracker {
     }
 
     /// Records the sent request. `streams`: it asks for events.
-    pub(crate) fn asks(&self, pulse: &Pulse, asked: Arc<dyn Asked>, streams: bool) {
+    pub(crate) fn asks(&self, pulse: &RequestProgress, asked: Arc<dyn SentRequest>, streams: bool) {
         *lock(&pulse.asked) = Some(asked);
         pulse.streams.store(streams, Ordering::Relaxed);
         pulse.since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
     /// Records the head of the answer. `streams`: events will follow.
-    pub(crate) fn answers(&self, pulse: &Pulse, streams: bool, succeeds: bool) {
+    pub(crate) fn answers(&self, pulse: &RequestProgress, streams: bool, succeeds: bool) {
         pulse.streams.store(streams, Ordering::Relaxed);
         if !streams && succeeds {
             self.moves.fetch_add(1, Ordering::Relaxed);
@@ -126,7 +126,7 @@ impl ProgressTracker {
     }
 
     /// Records that it is the server's turn since this moment.
-    pub(crate) fn waits(&self, pulse: &Pulse, since: Instant) {
+    pub(crate) fn waits(&self, pulse: &RequestProgress, since: Instant) {
         // Usually set already: after an event without data, or an empty wake-up.
         if pulse.since.load(Ordering::Relaxed) == 0 {
             pulse.since.store(self.micros(since) + 1, Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl ProgressTracker {
     }
 
     /// Records events with data, which the client now has.
-    pub(crate) fn events(&self, pulse: &Pulse, events: u64) {
+    pub(crate) fn events(&self, pulse: &RequestProgress, events: u64) {
         if events == 0 {
             return;
         }
@@ -166,9 +166,9 @@ impl ProgressTracker {
     }
 
     /// Output that the server owes now.
-    pub(crate) fn awaited(&self, forget: Duration) -> Awaited {
-        let mut awaited = Awaited::default();
-        let prompt = |awaited: &mut Awaited, tokens: u64| {
+    pub(crate) fn awaited(&self, forget: Duration) -> AwaitedWork {
+        let mut awaited = AwaitedWork::default();
+        let prompt = |awaited: &mut AwaitedWork, tokens: u64| {
             awaited.prompt_tokens = awaited.prompt_tokens.saturating_add(tokens);
             awaited.largest_prompt = awaited.largest_prompt.max(tokens);
         };
@@ -198,7 +198,7 @@ impl ProgressTracker {
     }
 
     /// Statistics of pauses between tokens; `None` before the first.
-    pub(crate) fn gaps(&self) -> Option<Gaps> {
+    pub(crate) fn gaps(&self) -> Option<TokenGaps> {
         let counts: Vec<u64> =
             self.gaps.iter().map(|count| u64::from(count.load(Ordering::Relaxed))).collect();
         let all: u64 = counts.iter().sum();
@@ -209,11 +209,11 @@ impl ProgressTracker {
                 (left == 0).then(|| Duration::from_micros(upper(step)))
             })
         };
-        (all > 0).then(|| Some(Gaps { middle: at(50)?, most: at(99)? })).flatten()
+        (all > 0).then(|| Some(TokenGaps { middle: at(50)?, most: at(99)? })).flatten()
     }
 
     /// Estimated tokens of a prompt: from its bytes, limited by the context.
-    fn tokens(&self, pulse: &Pulse) -> u64 {
+    fn tokens(&self, pulse: &RequestProgress) -> u64 {
         let bytes = lock(&pulse.asked).as_ref().map_or(0, |asked| asked.bytes());
         let tokens = units::scale(bytes, 1.0 / defaults().admission.bytes_per_token);
         match self.context.load(Ordering::Relaxed) {
@@ -256,7 +256,7 @@ mod tests {
         bytes: u64,
     }
 
-    impl Asked for Text {
+    impl SentRequest for Text {
         fn is_whole(&self) -> bool {
             self.whole.load(Ordering::Relaxed)
         }
@@ -266,7 +266,7 @@ mod tests {
         fn media(&self) -> u64 {
             0
         }
-        fn print(&self) -> Option<Fingerprint> {
+        fn print(&self) -> Option<RequestFingerprint> {
             None
         }
     }
@@ -290,13 +290,14 @@ mod tests {
     async fn who_sends_or_reads_waits_for_nothing_and_who_has_had_a_token_waits_for_the_next() {
         let pulses = ProgressTracker::new();
         let pulse = pulses.begin();
-        assert_eq!(pulses.awaited(LONG), Awaited::default());
+        assert_eq!(pulses.awaited(LONG), AwaitedWork::default());
         let body = text(3000);
         body.whole.store(false, Ordering::Relaxed);
         pulses.asks(&pulse, body.clone(), true);
         assert_eq!(pulses.awaited(LONG).count(), 0, "it is still on its way");
         body.whole.store(true, Ordering::Relaxed);
-        let waits = Awaited { prompts: 1, prompt_tokens: 1000, largest_prompt: 1000, ..Awaited::default() };
+        let waits =
+            AwaitedWork { prompts: 1, prompt_tokens: 1000, largest_prompt: 1000, ..AwaitedWork::default() };
         assert_eq!(pulses.awaited(LONG), waits);
         pulses.set_context(512);
         assert_eq!(pulses.awaited(LONG).prompt_tokens, 512);
@@ -309,7 +310,7 @@ mod tests {
                 assert_eq!(pulses.awaited(LONG).count(), 0, "the client reads");
             }
             pulses.waits(&pulse, Instant::now());
-            assert_eq!(pulses.awaited(LONG), Awaited { begun: 1, ..Awaited::default() });
+            assert_eq!(pulses.awaited(LONG), AwaitedWork { begun: 1, ..AwaitedWork::default() });
         }
         // An event without data did not end the pause before it.
         let gaps = pulses.gaps().unwrap();
@@ -319,7 +320,7 @@ mod tests {
         );
         assert_eq!(pulses.moves(), 4);
         pulses.end(&pulse);
-        assert_eq!(pulses.awaited(LONG), Awaited::default());
+        assert_eq!(pulses.awaited(LONG), AwaitedWork::default());
     }
 
     #[tokio::test(start_paused = true)]
@@ -329,10 +330,10 @@ mod tests {
         pulses.asks(&pulse, text(300), false);
         assert_eq!(pulses.awaited(LONG).whole, 1);
         pulses.end(&pulse);
-        let left = Awaited { left: 1, prompt_tokens: 100, largest_prompt: 100, ..Awaited::default() };
+        let left = AwaitedWork { left: 1, prompt_tokens: 100, largest_prompt: 100, ..AwaitedWork::default() };
         assert_eq!((pulses.awaited(LONG), left.count()), (left, 0));
         tokio::time::advance(LONG).await;
-        assert_eq!(pulses.awaited(LONG), Awaited::default());
+        assert_eq!(pulses.awaited(LONG), AwaitedWork::default());
         let pulse = pulses.begin();
         pulses.asks(&pulse, text(300), false);
         pulses.answers(&pulse, false, false);

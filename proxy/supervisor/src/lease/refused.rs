@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::clock::monotonic_now;
-use crate::error::Denied;
+use crate::error::LeaseDenied;
 use crate::sync::lock;
 
 /// Time for which a refusal is passed on. An instance that has not received it by then does not listen.
@@ -20,25 +20,25 @@ const REFUSAL_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Refusal of a model's requests by the deciding instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Refused {
+pub struct ModelRefusal {
     pub(crate) model: String,
     /// Time since the machine's boot: later requests are not affected.
     at: Duration,
-    /// Serialized [`Denied`], kept as it came: a reason of a later version that is unknown here is still
+    /// Serialized [`LeaseDenied`], kept as it came: a reason of a later version that is unknown here is still
     /// passed on.
     denied: serde_json::Value,
 }
 
-impl Refused {
+impl ModelRefusal {
     /// Refusal at the present time. `None` if the reason cannot be serialized, which does not happen.
-    pub(crate) fn now(model: &str, denied: &Denied) -> Option<Self> {
+    pub(crate) fn now(model: &str, denied: &LeaseDenied) -> Option<Self> {
         let denied = serde_json::to_value(denied).ok()?;
         Some(Self { model: model.to_owned(), at: monotonic_now(), denied })
     }
 
     /// The reason, if this version knows it.
-    pub(crate) fn denied(&self) -> Option<Denied> {
-        Denied::deserialize(&self.denied).ok()
+    pub(crate) fn denied(&self) -> Option<LeaseDenied> {
+        LeaseDenied::deserialize(&self.denied).ok()
     }
 
     /// Time of the refusal by our clock.
@@ -54,11 +54,11 @@ impl Refused {
 
 /// Refusals to pass on: the latest of each model.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<BTreeMap<String, Refused>>);
+pub(crate) struct RecentRefusals(Mutex<BTreeMap<String, ModelRefusal>>);
 
-impl Refusals {
+impl RecentRefusals {
     /// Adds a refusal. A new refusal covers the requests of the model's earlier one, and replaces it.
-    pub(crate) fn note(&self, refused: Refused) {
+    pub(crate) fn note(&self, refused: ModelRefusal) {
         let mut all = lock(&self.0);
         match all.get_mut(&refused.model) {
             Some(known) if known.at >= refused.at => {}
@@ -68,7 +68,7 @@ impl Refusals {
     }
 
     /// Refusals that are recent enough to pass on.
-    pub(crate) fn all(&self) -> Vec<Refused> {
+    pub(crate) fn all(&self) -> Vec<ModelRefusal> {
         let mut all = lock(&self.0);
         all.retain(|_, refused| refused.age() < REFUSAL_LIFETIME);
         all.values().cloned().collect()
@@ -81,27 +81,28 @@ mod tests {
 
     #[test]
     fn the_latest_of_a_model_is_told_and_none_for_ever() {
-        let refusals = Refusals::default();
-        let first = Refused::now("m", &Denied::Removed).unwrap();
-        let later = Refused {
+        let refusals = RecentRefusals::default();
+        let first = ModelRefusal::now("m", &LeaseDenied::Removed).unwrap();
+        let later = ModelRefusal {
             at: first.at + Duration::from_nanos(1),
-            ..Refused::now("m", &Denied::ShuttingDown).unwrap()
+            ..ModelRefusal::now("m", &LeaseDenied::ShuttingDown).unwrap()
         };
         refusals.note(later.clone());
         refusals.note(first.clone());
         assert_eq!(refusals.all(), [later]);
-        let old = Refused { model: "n".to_owned(), at: first.at.saturating_sub(REFUSAL_LIFETIME), ..first };
+        let old =
+            ModelRefusal { model: "n".to_owned(), at: first.at.saturating_sub(REFUSAL_LIFETIME), ..first };
         refusals.note(old);
         assert_eq!(refusals.all().len(), 1);
     }
 
     #[test]
     fn a_reason_is_the_same_on_the_other_side_and_an_unknown_one_is_only_told_on() {
-        let why = Denied::NeverLoaded("too large".to_owned());
-        let told = serde_json::to_string(&Refused::now("m", &why).unwrap()).unwrap();
-        assert_eq!(serde_json::from_str::<Refused>(&told).unwrap().denied(), Some(why));
+        let why = LeaseDenied::NeverLoaded("too large".to_owned());
+        let told = serde_json::to_string(&ModelRefusal::now("m", &why).unwrap()).unwrap();
+        assert_eq!(serde_json::from_str::<ModelRefusal>(&told).unwrap().denied(), Some(why));
         let later = told.replace("never_loaded", "of_a_later_version");
-        let heard: Refused = serde_json::from_str(&later).unwrap();
+        let heard: ModelRefusal = serde_json::from_str(&later).unwrap();
         assert_eq!(heard.denied(), None);
         assert_eq!(serde_json::to_string(&heard).unwrap(), later);
     }

@@ -14,17 +14,17 @@ use bytes::Bytes;
 use warden_policies::{GenerationId, warmth};
 
 use crate::lease::prints::PromptHashes;
-use crate::process::touch::Said;
+use crate::process::touch::AnswerText;
 use crate::sync::lock;
 
 /// A request with a complete answer.
-pub struct Turn {
+pub struct ConversationTurn {
     /// Path of the request, without a query.
     pub path: String,
     /// Body as sent to the backend; `None` if it cannot be given to another process.
     pub body: Option<Bytes>,
     /// Answer.
-    pub said: Said,
+    pub said: AnswerText,
     /// Tokens of the prompt.
     pub prompt: u64,
     /// Tokens of prompt and answer together.
@@ -35,7 +35,7 @@ pub struct Turn {
     pub prefill: Option<(u64, f64)>,
 }
 
-impl std::fmt::Debug for Turn {
+impl std::fmt::Debug for ConversationTurn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let bytes = self.body.as_ref().map(Bytes::len);
         write!(f, "Turn({}, {bytes:?} bytes, {} tokens)", self.path, self.tokens)
@@ -44,12 +44,12 @@ impl std::fmt::Debug for Turn {
 
 /// A conversation that is kept.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) turn: Turn,
+pub(crate) struct KeptConversation {
+    pub(crate) turn: ConversationTurn,
     prints: PromptHashes,
 }
 
-impl Kept {
+impl KeptConversation {
     fn bytes(&self) -> u64 {
         let body = self.turn.body.as_ref().map_or(0, Bytes::len);
         (body + self.turn.said.bytes() + self.prints.bytes()) as u64
@@ -69,13 +69,13 @@ impl Kept {
 
 /// Conversations kept of one model.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct ConversationStore {
     /// Conversations are kept; otherwise callers need not build turns.
     keeps: AtomicBool,
     /// Best time per prompt token in milliseconds, as bits; 0 while unknown.
     pace: AtomicU64,
     /// Conversations, latest first, with the generation that holds them.
-    all: Mutex<VecDeque<(GenerationId, Arc<Kept>)>>,
+    all: Mutex<VecDeque<(GenerationId, Arc<KeptConversation>)>>,
     restored: Mutex<RestoredSlots>,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Turns {
 struct RestoredSlots {
     /// Generation that restored slots, its `made_of` hash, and the conversations in them, until its first
     /// request.
-    unproven: Option<(GenerationId, u64, Vec<Arc<Kept>>)>,
+    unproven: Option<(GenerationId, u64, Vec<Arc<KeptConversation>>)>,
     /// `made_of` hash of processes that do not use restored slots.
     unused_by: Option<u64>,
 }
@@ -92,7 +92,7 @@ struct RestoredSlots {
 /// Minimum number of tokens in an evaluation that counts for the speed.
 const MIN_TELLING_TOKENS: u64 = 64;
 
-impl Turns {
+impl ConversationStore {
     /// Starts or stops keeping conversations. Stopping drops them.
     pub(crate) fn set(&self, keeps: bool) {
         self.keeps.store(keeps, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Turns {
     }
 
     /// Records an answered request.
-    pub(crate) fn note(&self, generation: GenerationId, mut turn: Turn) {
+    pub(crate) fn note(&self, generation: GenerationId, mut turn: ConversationTurn) {
         let numbers = &warden_policies::defaults().warmth;
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= MIN_TELLING_TOKENS) {
             self.note_pace(tokens, ms);
@@ -127,7 +127,7 @@ impl Turns {
             turn.body = None;
             PromptHashes::default()
         };
-        let new = Arc::new(Kept { turn, prints });
+        let new = Arc::new(KeptConversation { turn, prints });
         if let Some((_, made_of, restored)) = unproven
             && restored.iter().any(|old| new.disproves_restore(old))
         {
@@ -146,7 +146,12 @@ impl Turns {
     }
 
     /// Records restored slots whose use is not proven yet.
-    pub(crate) fn watch_restored(&self, generation: GenerationId, made_of: u64, restored: &[Arc<Kept>]) {
+    pub(crate) fn watch_restored(
+        &self,
+        generation: GenerationId,
+        made_of: u64,
+        restored: &[Arc<KeptConversation>],
+    ) {
         if !restored.is_empty() {
             lock(&self.restored).unproven = Some((generation, made_of, restored.to_vec()));
         }
@@ -187,7 +192,7 @@ impl Turns {
     }
 
     /// Conversations of a generation, latest first.
-    pub(crate) fn of(&self, generation: GenerationId) -> Vec<Arc<Kept>> {
+    pub(crate) fn of(&self, generation: GenerationId) -> Vec<Arc<KeptConversation>> {
         let all = lock(&self.all);
         all.iter().filter(|(has, _)| *has == generation).map(|(_, kept)| Arc::clone(kept)).collect()
     }
@@ -205,7 +210,7 @@ impl Turns {
     }
 
     /// Moves a conversation to another generation, unless it has continued meanwhile.
-    pub(crate) fn moved(&self, kept: &Arc<Kept>, to: GenerationId) {
+    pub(crate) fn moved(&self, kept: &Arc<KeptConversation>, to: GenerationId) {
         let mut all = lock(&self.all);
         if let Some((has, _)) = all.iter_mut().find(|(_, known)| Arc::ptr_eq(known, kept)) {
             *has = to;
@@ -219,11 +224,11 @@ mod tests {
 
     use super::*;
 
-    fn turn(body: impl Into<Option<serde_json::Value>>, tokens: u64) -> Turn {
-        Turn {
+    fn turn(body: impl Into<Option<serde_json::Value>>, tokens: u64) -> ConversationTurn {
+        ConversationTurn {
             path: "/v1/chat/completions".to_owned(),
             body: body.into().map(|body| body.to_string().into()),
-            said: Said::Nothing,
+            said: AnswerText::Nothing,
             prompt: tokens,
             tokens,
             has_media: false,
@@ -239,8 +244,8 @@ mod tests {
 
     const ONE: GenerationId = GenerationId(1);
 
-    fn kept() -> Turns {
-        let turns = Turns::default();
+    fn kept() -> ConversationStore {
+        let turns = ConversationStore::default();
         turns.set(true);
         turns
     }
@@ -253,7 +258,8 @@ mod tests {
         turns.note(ONE, turn(chat(&["be brief", "a", "well", "more"]), 500));
         turns.note(ONE, turn(chat(&["be brief", "a", "well", "edited"]), 501));
         turns.note(ONE, turn(chat(&["be brief", "small"]), 255));
-        let tokens = |of: &Turns| of.of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>();
+        let tokens =
+            |of: &ConversationStore| of.of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>();
         assert_eq!(tokens(&turns), [501, 400]);
         let prompt = |text: String| json!({ "prompt": text });
         turns.note(ONE, turn(prompt("x".repeat(700)), 600));
@@ -290,23 +296,24 @@ mod tests {
 
     #[test]
     fn the_first_request_after_a_restore_shows_whether_it_is_of_use() {
-        let shows = |first: Turn, generation: GenerationId| {
+        let shows = |first: ConversationTurn, generation: GenerationId| {
             let turns = kept();
             turns.note(ONE, turn(chat(&["a"]), 1000));
             turns.watch_restored(GenerationId(2), 7, &turns.of(ONE));
             turns.note(generation, first);
-            let next = Turn { prefill: Some((1100, 1.0)), ..turn(chat(&["a", "b", "c"]), 1100) };
+            let next = ConversationTurn { prefill: Some((1100, 1.0)), ..turn(chat(&["a", "b", "c"]), 1100) };
             turns.note(GenerationId(2), next);
             assert!(!turns.are_slots_unused_by(8));
             turns.are_slots_unused_by(7)
         };
         let second = GenerationId(2);
-        let of_all = |messages: &[&str]| Turn { prefill: Some((1100, 1.0)), ..turn(chat(messages), 1100) };
+        let of_all =
+            |messages: &[&str]| ConversationTurn { prefill: Some((1100, 1.0)), ..turn(chat(messages), 1100) };
         assert!(shows(of_all(&["a", "b", "c"]), second));
         assert!(shows(of_all(&["other"]), ONE), "a request to another process");
         assert!(!shows(of_all(&["other"]), second), "it may have taken the slot");
         assert!(!shows(turn(chat(&["small"]), 5), second));
-        let few = Turn { prefill: Some((100, 1.0)), ..turn(chat(&["a", "b", "c"]), 1100) };
+        let few = ConversationTurn { prefill: Some((100, 1.0)), ..turn(chat(&["a", "b", "c"]), 1100) };
         assert!(!shows(few, second));
     }
 
@@ -315,7 +322,7 @@ mod tests {
         let turns = kept();
         assert_eq!(turns.pace(), None);
         for prefill in [(10, 1.0), (100, 400.0), (200, 100.0), (100, f64::NAN), (100, 300.0)] {
-            turns.note(ONE, Turn { prefill: Some(prefill), ..turn(None, 1) });
+            turns.note(ONE, ConversationTurn { prefill: Some(prefill), ..turn(None, 1) });
         }
         assert_eq!((turns.pace(), turns.cost()), (Some(0.5), Duration::ZERO));
         turns.note(ONE, turn(chat(&["a"]), 1001));

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::health::Offload;
-use warden_policies::sample::{MemoryKind, Vram};
-use warden_sensors::Report;
+use warden_policies::health::GpuOffload;
+use warden_policies::sample::{MemoryKind, VramReading};
+use warden_sensors::CudaReport;
 
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 
 /// Memory declared by command line and environment.
-pub(crate) fn of(command: &Command, build: Option<u32>) -> DeclaredMemory {
+pub(crate) fn of(command: &ServerCommand, build: Option<u32>) -> DeclaredMemory {
     let of_server = |name: &str| name.starts_with("LLAMA_");
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok().filter(|name| of_server(name))?;
@@ -33,8 +33,8 @@ pub(crate) fn allowed(declared: &DeclaredMemory) -> u64 {
 /// Measured pools: the prompt cache from the log, GPU pools from the memory report.
 pub(crate) fn pools(
     declared: &DeclaredMemory,
-    report: Option<&Report>,
-    vram: &[Vram],
+    report: Option<&CudaReport>,
+    vram: &[VramReading],
 ) -> Vec<(MemoryKind, u64)> {
     let host = declared.measured().map(|bytes| (MemoryKind::Host, bytes));
     host.into_iter().chain(report.iter().flat_map(|report| gpu_pools(report, vram))).collect()
@@ -42,7 +42,7 @@ pub(crate) fn pools(
 
 /// Pools of the report by GPU. ggml's device order may differ from ours, so they are assigned only if both
 /// count the same number.
-fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(MemoryKind, u64)> {
+fn gpu_pools(report: &CudaReport, vram: &[VramReading]) -> Vec<(MemoryKind, u64)> {
     let devices = report.by_device();
     if devices.len() != vram.len() {
         return Vec::new();
@@ -57,7 +57,7 @@ fn gpu_pools(report: &Report, vram: &[Vram]) -> Vec<(MemoryKind, u64)> {
 /// is cheap: with a full prompt cache a server lists hundreds of prompts at each request.
 pub(crate) fn is_telling(line: &str) -> bool {
     if line.contains("offloaded ") {
-        return Offload::default().learn(line);
+        return GpuOffload::default().learn(line);
     }
     ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
         && warden_policies::declared_memory::read(line).is_some()

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use warden_policies::share::{self, Chosen, Member, SharedBudget};
+use warden_policies::share::{self, SharedBudget, SharedChoice, SharedMember};
 use warden_policies::{ByteSize, GenerationId, GpuIndex, MemoryKind, MemoryLimit, cooldown};
 
 use crate::process::MachineMemory;
@@ -33,21 +33,21 @@ enum ExitStage {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Part {
+struct GenerationMemory {
     /// Free memory before it was made, plus that of our others.
     before: Vec<(MemoryKind, u64)>,
     /// The generation was read since it became ready, so `members` is complete.
     settled: bool,
     vram_known: bool,
-    members: Vec<(MemoryKind, Member)>,
+    members: Vec<(MemoryKind, SharedMember)>,
     /// Peak of each GPU's memory.
     peaks: BTreeMap<GpuIndex, u64>,
     stage: ExitStage,
     /// Returned memory, as seen when another process was about to be made.
-    looked: Option<Returned>,
+    looked: Option<ReturnedMemory>,
 }
 
-impl Part {
+impl GenerationMemory {
     fn holds(&self, series: MemoryKind) -> u64 {
         let found = self.members.iter().find(|(of, _)| *of == series);
         found.and_then(|(_, member)| member.charged).unwrap_or(0)
@@ -60,14 +60,14 @@ impl Part {
 
 /// Memory that came back after an exit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Returned {
+pub(crate) struct ReturnedMemory {
     /// Missing bytes of each memory that could be judged; `None` if none are missing.
     pub(crate) missing: Vec<(MemoryKind, Option<u64>)>,
     /// Figures of the GPUs.
     pub(crate) gpus: Vec<GpuAfterExit>,
 }
 
-impl Returned {
+impl ReturnedMemory {
     pub(crate) fn is_complete(&self) -> bool {
         self.missing.iter().all(|(_, missing)| missing.is_none())
     }
@@ -75,7 +75,7 @@ impl Returned {
 
 #[derive(Debug, Default)]
 pub(crate) struct FleetMemory {
-    parts: Mutex<BTreeMap<GenerationId, Part>>,
+    parts: Mutex<BTreeMap<GenerationId, GenerationMemory>>,
 }
 
 impl FleetMemory {
@@ -92,7 +92,7 @@ impl FleetMemory {
                 part.looked = found.or_else(|| part.looked.take());
             }
         }
-        parts.insert(id, Part { before, ..Part::default() });
+        parts.insert(id, GenerationMemory { before, ..GenerationMemory::default() });
     }
 
     /// Records that the process is gone, before its returned memory is known.
@@ -103,7 +103,7 @@ impl FleetMemory {
     }
 
     /// Records a reading of a serving generation.
-    pub(crate) fn read(&self, id: GenerationId, vram_known: bool, members: Vec<(MemoryKind, Member)>) {
+    pub(crate) fn read(&self, id: GenerationId, vram_known: bool, members: Vec<(MemoryKind, SharedMember)>) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.settled = true;
             part.vram_known = vram_known;
@@ -131,7 +131,7 @@ impl FleetMemory {
             .iter()
             .filter(|(id, part)| Some(**id) != besides && part.stage != ExitStage::Dead)
             .map(|(_, part)| part);
-        let gave = |part: &Part| {
+        let gave = |part: &GenerationMemory| {
             part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.holds(MemoryKind::Vram(gpu)))
         };
         others.map(gave).fold(0, u64::saturating_add)
@@ -170,7 +170,7 @@ impl FleetMemory {
         id: GenerationId,
         budgets: &SharedBudgets,
         total: impl Fn(MemoryKind) -> Option<u64>,
-    ) -> Option<Chosen> {
+    ) -> Option<SharedChoice> {
         let parts = lock(&self.parts);
         let own = parts.get(&id)?;
         let chosen = own.members.iter().filter_map(|(series, _)| {
@@ -180,7 +180,7 @@ impl FleetMemory {
                     let member = part.members.iter().find(|(of, _)| of == series)?.1;
                     Some((*id, member))
                 });
-            let (ids, members): (Vec<GenerationId>, Vec<Member>) = all.unzip();
+            let (ids, members): (Vec<GenerationId>, Vec<SharedMember>) = all.unzip();
             let (index, chosen) = share::first(*series, &members, budget)?;
             (ids[index] == id).then_some(chosen)
         });
@@ -189,17 +189,22 @@ impl FleetMemory {
 
     /// Memory that came back from a generation, with this much free now. `None` if the memory of others is
     /// unknown at present.
-    pub(crate) fn returned(&self, id: GenerationId, free: &MachineMemory) -> Option<Returned> {
+    pub(crate) fn returned(&self, id: GenerationId, free: &MachineMemory) -> Option<ReturnedMemory> {
         let parts = lock(&self.parts);
-        let complete = parts.get(&id).and_then(|part| part.looked.clone()).filter(Returned::is_complete);
+        let complete =
+            parts.get(&id).and_then(|part| part.looked.clone()).filter(ReturnedMemory::is_complete);
         complete.or_else(|| look(&parts, id, free))
     }
 }
 
-fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &MachineMemory) -> Option<Returned> {
-    let Some(part) = parts.get(&id) else { return Some(Returned::default()) };
+fn look(
+    parts: &BTreeMap<GenerationId, GenerationMemory>,
+    id: GenerationId,
+    free: &MachineMemory,
+) -> Option<ReturnedMemory> {
+    let Some(part) = parts.get(&id) else { return Some(ReturnedMemory::default()) };
     let after = free_with_others(parts, id, free);
-    let mut returned = Returned::default();
+    let mut returned = ReturnedMemory::default();
     for (series, before) in &part.before {
         if !part.knows(*series) || part.holds(*series) == 0 {
             continue;
@@ -218,7 +223,7 @@ fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &MachineMe
 
 /// Free memory plus that of our others, where all of it is known.
 fn free_with_others(
-    parts: &BTreeMap<GenerationId, Part>,
+    parts: &BTreeMap<GenerationId, GenerationMemory>,
     id: GenerationId,
     free: &MachineMemory,
 ) -> Vec<(MemoryKind, u64)> {
@@ -255,7 +260,7 @@ fn budget_in_bytes(budgets: &SharedBudgets, series: MemoryKind, total: Option<u6
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::share::Level;
+    use warden_policies::share::BudgetLevel;
 
     use super::*;
 
@@ -266,8 +271,9 @@ mod tests {
         MachineMemory { host: None, gpus: vec![(GpuIndex(0), vram)] }
     }
 
-    fn holding(charged: u64, fresh: u64) -> Vec<(MemoryKind, Member)> {
-        let member = Member { charged: Some(charged), fresh: Some(fresh), cost: None, free_to_go: true };
+    fn holding(charged: u64, fresh: u64) -> Vec<(MemoryKind, SharedMember)> {
+        let member =
+            SharedMember { charged: Some(charged), fresh: Some(fresh), cost: None, free_to_go: true };
         vec![(VRAM, member)]
     }
 
@@ -285,7 +291,7 @@ mod tests {
         assert_eq!(missing.missing, [(VRAM, Some(6 * GB))]);
         assert_eq!(missing.gpus[0].free_before_spawn - missing.gpus[0].free_after_exit, 6 * GB);
         all.gone(a);
-        assert_eq!(all.returned(a, &free(0)), Some(Returned::default()));
+        assert_eq!(all.returned(a, &free(0)), Some(ReturnedMemory::default()));
     }
 
     #[test]
@@ -339,7 +345,7 @@ mod tests {
             SharedBudgets { vram_soft: Some(MemoryLimit::Percent(40.0)), ..SharedBudgets::default() };
         let ask = |id| all.chosen(id, &budgets, |_| Some(80 * GB));
         assert_eq!(ask(a), None);
-        assert_eq!(ask(b), Some(Chosen { series: VRAM, level: Level::Soft, limit: 32 * GB }));
+        assert_eq!(ask(b), Some(SharedChoice { series: VRAM, level: BudgetLevel::Soft, limit: 32 * GB }));
         all.pin(b);
         assert!(ask(a).is_some() && ask(b).is_none());
         assert_eq!(all.chosen(a, &budgets, |_| None), None, "a share of what is not known is no budget");

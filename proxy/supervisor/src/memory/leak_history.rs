@@ -15,15 +15,15 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use warden_policies::book::Measured;
-use warden_policies::book::held::{self, Held};
-use warden_policies::growth::{Growth, LeakPrior, Verdict};
-use warden_policies::health::Offload;
-use warden_policies::measured_needs::MeasuredNeeds;
+use warden_policies::book::MeasuredNeeds;
+use warden_policies::book::held::{self, HeldMemory};
+use warden_policies::experiment_needs::ExperimentNeeds;
+use warden_policies::growth::{GrowthVerdict, LeakPrior, SeriesGrowth};
+use warden_policies::health::GpuOffload;
 use warden_policies::start_search::StartFinding;
 use warden_policies::{MemoryKind, ModelName};
 
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly};
@@ -33,26 +33,26 @@ const HISTORY_FILE: &str = "growth.json";
 
 /// History of processes with one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Known {
+struct ProcessHistory {
     key: String,
     /// For people, because keys are hashes.
     model: ModelName,
     #[serde(default)]
     priors: Vec<LeakPrior>,
     #[serde(flatten)]
-    measured: MeasuredNeeds,
+    measured: ExperimentNeeds,
     /// Best GPU offload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    offload: Option<Offload>,
+    offload: Option<GpuOffload>,
     /// Memory held.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    held: Vec<Held>,
+    held: Vec<HeldMemory>,
     /// Option that lets it start, if it dies while loading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<StartFinding>,
 }
 
-impl Known {
+impl ProcessHistory {
     fn is_empty(&self) -> bool {
         self.priors.is_empty()
             && self.measured.is_empty()
@@ -66,7 +66,7 @@ impl Known {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KnownMemory {
     /// Memory that they held.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldMemory>,
     /// Peak with the largest prompts, as measured by an experiment.
     pub worst: Vec<(MemoryKind, u64)>,
     /// Slopes of their leaks.
@@ -77,14 +77,14 @@ pub struct KnownMemory {
 #[derive(Clone, Debug, PartialEq)]
 enum KnownChange {
     Priors(Vec<LeakPrior>),
-    Measured(MeasuredNeeds),
-    Offload(Offload),
-    Held(Vec<Held>),
+    Measured(ExperimentNeeds),
+    Offload(GpuOffload),
+    Held(Vec<HeldMemory>),
     Start(StartFinding),
 }
 
 impl KnownChange {
-    fn apply(self, known: &mut Known) {
+    fn apply(self, known: &mut ProcessHistory) {
         match self {
             Self::Priors(priors) => known.priors = priors,
             Self::Measured(measured) => known.measured = measured,
@@ -106,13 +106,13 @@ struct PendingChange {
 }
 
 impl PendingChange {
-    fn apply(self, all: &mut Vec<Known>) {
+    fn apply(self, all: &mut Vec<ProcessHistory>) {
         let old = all.iter().position(|known| known.key == self.key).map(|at| all.remove(at));
-        let mut one = old.unwrap_or_else(|| Known {
+        let mut one = old.unwrap_or_else(|| ProcessHistory {
             key: self.key,
             model: self.model,
             priors: Vec::new(),
-            measured: MeasuredNeeds::default(),
+            measured: ExperimentNeeds::default(),
             offload: None,
             held: Vec::new(),
             start: None,
@@ -148,7 +148,7 @@ struct HistoryFile {
 #[derive(Debug)]
 struct HistoryState {
     /// Oldest first.
-    known: Vec<Known>,
+    known: Vec<ProcessHistory>,
     pending: Vec<PendingChange>,
     /// A job to write the pending changes is queued.
     queued: bool,
@@ -168,16 +168,16 @@ impl LeakHistory {
     }
 
     /// Measurements of a diagnosis for this key.
-    pub(crate) fn measured(&self, key: &str) -> MeasuredNeeds {
+    pub(crate) fn measured(&self, key: &str) -> ExperimentNeeds {
         self.get(key, |known| known.measured.clone()).unwrap_or_default()
     }
 
     /// Peak memory for this key.
-    pub(crate) fn most(&self, key: &str) -> Measured {
-        self.get(key, |known| Measured::of(&known.held, &known.measured.worst)).unwrap_or_default()
+    pub(crate) fn most(&self, key: &str) -> MeasuredNeeds {
+        self.get(key, |known| MeasuredNeeds::of(&known.held, &known.measured.worst)).unwrap_or_default()
     }
 
-    fn get<T>(&self, key: &str, of: impl FnOnce(&Known) -> T) -> Option<T> {
+    fn get<T>(&self, key: &str, of: impl FnOnce(&ProcessHistory) -> T) -> Option<T> {
         lock(&self.kept.memory).known.iter().find(|known| known.key == key).map(of)
     }
 
@@ -188,13 +188,16 @@ impl LeakHistory {
         key: &str,
         model: &ModelName,
         found: &[LeakPrior],
-        growth: &[Growth],
+        growth: &[SeriesGrowth],
         keep: usize,
     ) {
         let judged = |series: MemoryKind| {
             let of = growth.iter().find(|growth| growth.series == series);
             of.is_some_and(|growth| {
-                matches!(growth.verdict, Verdict::Steady | Verdict::Bounded | Verdict::Leaking)
+                matches!(
+                    growth.verdict,
+                    GrowthVerdict::Steady | GrowthVerdict::Bounded | GrowthVerdict::Leaking
+                )
             })
         };
         let before = self.of(key);
@@ -209,16 +212,16 @@ impl LeakHistory {
     }
 
     /// Best GPU offload for this key.
-    pub(crate) fn offload(&self, key: &str) -> Option<Offload> {
+    pub(crate) fn offload(&self, key: &str) -> Option<GpuOffload> {
         self.get(key, |known| known.offload)?
     }
 
     /// Records a complete GPU offload. Writes the file if it is the first or the best.
-    pub(crate) fn had(&self, key: &str, model: &ModelName, offload: Offload, keep: usize) {
+    pub(crate) fn had(&self, key: &str, model: &ModelName, offload: GpuOffload, keep: usize) {
         let before = self.offload(key);
         let best = before.map_or(offload, |before| before.best(offload));
         // Smaller differences come from how full the buffers were.
-        let grown = |before: Offload| {
+        let grown = |before: GpuOffload| {
             best.layers != before.layers || best.vram > before.vram.map(|held| held + held / 8)
         };
         if !before.is_none_or(grown) {
@@ -244,7 +247,7 @@ impl LeakHistory {
     }
 
     /// Records the memory held. Writes the file if it changes.
-    pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[Held], keep: usize) {
+    pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[HeldMemory], keep: usize) {
         let before = self.get(key, |known| known.held.clone()).unwrap_or_default();
         let Some(now) = held::take(&before, shown) else { return };
         self.change(key, model, keep, KnownChange::Held(now));
@@ -311,8 +314,8 @@ impl HistoryFile {
 pub fn remember(
     state_dir: &Path,
     model: &ModelName,
-    command: &Command,
-    measured: MeasuredNeeds,
+    command: &ServerCommand,
+    measured: ExperimentNeeds,
     keep: usize,
 ) -> io::Result<()> {
     write_change(state_dir, model, command, KnownChange::Measured(measured), keep)
@@ -325,7 +328,7 @@ pub fn remember(
 pub fn remember_start(
     state_dir: &Path,
     model: &ModelName,
-    command: &Command,
+    command: &ServerCommand,
     finding: StartFinding,
     keep: usize,
 ) -> io::Result<()> {
@@ -336,7 +339,7 @@ pub fn remember_start(
 fn write_change(
     state_dir: &Path,
     model: &ModelName,
-    command: &Command,
+    command: &ServerCommand,
     change: KnownChange,
     keep: usize,
 ) -> io::Result<()> {
@@ -348,9 +351,9 @@ fn write_change(
 
 /// Memory of earlier processes with this command. Only reads the file; an unreadable or missing one counts
 /// as empty.
-pub fn known_memory(state_dir: &Path, command: &Command) -> KnownMemory {
+pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
     let (path, key) = (state_dir.join(HISTORY_FILE), key(command));
-    let all: Vec<Known> =
+    let all: Vec<ProcessHistory> =
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let found = all.into_iter().find(|known| known.key == key);
     found
@@ -359,7 +362,7 @@ pub fn known_memory(state_dir: &Path, command: &Command) -> KnownMemory {
 }
 
 /// Contents of the file; empty if there is none.
-fn read(path: &Path) -> Vec<Known> {
+fn read(path: &Path) -> Vec<ProcessHistory> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
             let aside = path.with_extension("json.broken");
@@ -381,7 +384,7 @@ fn read(path: &Path) -> Vec<Known> {
     }
 }
 
-fn write(path: &Path, known: &[Known]) -> io::Result<()> {
+fn write(path: &Path, known: &[ProcessHistory]) -> io::Result<()> {
     let directory = path.parent().unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     serde_json::to_writer_pretty(&mut file, known)?;
@@ -397,7 +400,7 @@ fn write(path: &Path, known: &[Known]) -> io::Result<()> {
 ///
 /// If the disk of a file does not answer, the file counts as missing, because the caller is a task that
 /// others wait for.
-pub(crate) fn key(command: &Command) -> String {
+pub(crate) fn key(command: &ServerCommand) -> String {
     let own = command.clone();
     let whole =
         run_briefly(WorkKind::ModelFiles, DISK_TIMEOUT, move || key_with_disk(&own, std::env::vars_os()));
@@ -445,7 +448,7 @@ const WRITTEN_FILE_FLAGS: [&str; 1] = ["--log-file"];
 const WRITTEN_FILE_VARIABLES: [&str; 4] =
     ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 
-fn key_with_disk(command: &Command, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
+fn key_with_disk(command: &ServerCommand, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
     key_of(command, inherited, |text| {
         let file = fs::metadata(directory.join(text)).ok().filter(fs::Metadata::is_file)?;
@@ -456,7 +459,7 @@ fn key_with_disk(command: &Command, inherited: impl Iterator<Item = (OsString, O
 
 /// `file` returns a file's identity, if it exists.
 fn key_of(
-    command: &Command,
+    command: &ServerCommand,
     inherited: impl Iterator<Item = (OsString, OsString)>,
     file: impl Fn(&str) -> Option<String>,
 ) -> String {
@@ -506,7 +509,7 @@ fn key_of(
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::admission::Price;
+    use warden_policies::admission::PromptPrice;
     use warden_policies::growth::IntervalEstimate;
 
     use super::*;
@@ -515,8 +518,8 @@ mod tests {
         LeakPrior { series, slope: IntervalEstimate { value, low: value, high: value }, blame: None }
     }
 
-    fn growth(series: MemoryKind, verdict: Verdict) -> Growth {
-        Growth { verdict, ..Growth::of(series) }
+    fn growth(series: MemoryKind, verdict: GrowthVerdict) -> SeriesGrowth {
+        SeriesGrowth { verdict, ..SeriesGrowth::of(series) }
     }
 
     const VRAM: MemoryKind = MemoryKind::Vram(warden_policies::GpuIndex(0));
@@ -526,15 +529,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let name = ModelName::new("m");
         let both = [prior(MemoryKind::Host, 4.0), prior(VRAM, 1.0)];
-        let leaking = [growth(MemoryKind::Host, Verdict::Leaking), growth(VRAM, Verdict::Leaking)];
+        let leaking =
+            [growth(MemoryKind::Host, GrowthVerdict::Leaking), growth(VRAM, GrowthVerdict::Leaking)];
         LeakHistory::open(directory.path(), None).learn("k", &name, &both, &leaking, 9);
         let next = LeakHistory::open(directory.path(), None);
         assert_eq!((next.of("k"), next.of("other")), (both.to_vec(), Vec::new()));
         // A short life says nothing about VRAM, but that the host does not leak.
-        let short = [growth(MemoryKind::Host, Verdict::Steady), growth(VRAM, Verdict::Warming)];
+        let short = [growth(MemoryKind::Host, GrowthVerdict::Steady), growth(VRAM, GrowthVerdict::Warming)];
         next.learn("k", &name, &[], &short, 9);
         assert_eq!(LeakHistory::open(directory.path(), None).of("k"), [both[1].clone()]);
-        let cured = [growth(VRAM, Verdict::Steady)];
+        let cured = [growth(VRAM, GrowthVerdict::Steady)];
         next.learn("k", &name, &[], &cured, 9);
         assert_eq!(LeakHistory::open(directory.path(), None).of("k"), []);
     }
@@ -542,26 +546,26 @@ mod tests {
     #[test]
     fn what_a_diagnosis_measured_is_kept_beside_slopes_and_by_runs_that_go_on_meanwhile() {
         let directory = tempfile::tempdir().unwrap();
-        let command = Command {
+        let command = ServerCommand {
             args: vec!["-c".to_owned(), "4096".to_owned()],
-            ..Command::bare(directory.path().join("llama-server"))
+            ..ServerCommand::bare(directory.path().join("llama-server"))
         };
         let (name, key) = (ModelName::new("m"), key(&command));
         let serving = LeakHistory::open(directory.path(), None);
-        let price = Price { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
-        let measured = MeasuredNeeds { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
+        let price = PromptPrice { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
+        let measured = ExperimentNeeds { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
         remember(directory.path(), &name, &command, measured.clone(), 9).unwrap();
         // A run that began before the diagnosis does not overwrite its result.
-        let leaking = [growth(MemoryKind::Host, Verdict::Leaking)];
+        let leaking = [growth(MemoryKind::Host, GrowthVerdict::Leaking)];
         serving.learn(&key, &name, &[prior(MemoryKind::Host, 4.0)], &leaking, 9);
         let next = LeakHistory::open(directory.path(), None);
         assert_eq!((next.measured(&key), next.of(&key).len()), (measured.clone(), 1));
         assert_eq!(measured.worst(VRAM), Some(1 << 30));
         // A leak that is gone removes nothing else.
-        next.learn(&key, &name, &[], &[growth(MemoryKind::Host, Verdict::Steady)], 9);
+        next.learn(&key, &name, &[], &[growth(MemoryKind::Host, GrowthVerdict::Steady)], 9);
         let last = LeakHistory::open(directory.path(), None);
         assert_eq!((last.measured(&key), last.of(&key)), (measured, Vec::new()));
-        assert_eq!(last.measured("other"), MeasuredNeeds::default());
+        assert_eq!(last.measured("other"), ExperimentNeeds::default());
     }
 
     #[test]
@@ -574,7 +578,7 @@ mod tests {
                 key,
                 &ModelName::new("m"),
                 &found,
-                &[growth(MemoryKind::Host, Verdict::Leaking)],
+                &[growth(MemoryKind::Host, GrowthVerdict::Leaking)],
                 2,
             );
         }
@@ -594,7 +598,8 @@ mod tests {
     fn another_argument_or_binary_is_another_process() {
         let directory = tempfile::tempdir().unwrap();
         let binary = directory.path().join("llama-server");
-        let command = |arg: &str| Command { args: vec![arg.to_owned()], ..Command::bare(binary.clone()) };
+        let command =
+            |arg: &str| ServerCommand { args: vec![arg.to_owned()], ..ServerCommand::bare(binary.clone()) };
         let absent = key(&command("a"));
         fs::write(&binary, "one").unwrap();
         let one = key(&command("a"));
@@ -606,12 +611,12 @@ mod tests {
     #[test]
     fn another_model_in_the_old_place_and_variables_that_reach_the_server_make_another_process() {
         let directory = tempfile::tempdir().unwrap();
-        let command = |env: &[(&str, &str)], removed: &[&str]| Command {
+        let command = |env: &[(&str, &str)], removed: &[&str]| ServerCommand {
             args: vec!["-m".to_owned(), "model.gguf".to_owned()],
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
             env_remove: removed.iter().map(|&name| name.to_owned()).collect(),
             directory: Some(directory.path().to_owned()),
-            ..Command::bare("/opt/llama-server".into())
+            ..ServerCommand::bare("/opt/llama-server".into())
         };
         let inherits = |pairs: &[(&str, &str)], removed: &[&str]| {
             let pairs: Vec<_> = pairs.iter().map(|(name, value)| (name.into(), value.into())).collect();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use warden_policies::sample::Sample;
+use warden_policies::sample::BackendSample;
 use warden_policies::{GenerationId, ModelName, trace};
 
 use crate::state::{StateKind, StateWriter};
@@ -19,7 +19,7 @@ const NAME_ATTEMPTS: u32 = 10_000;
 
 /// A recording. The writer thread of the state directory opens and writes it.
 #[derive(Debug)]
-pub(crate) struct Recorder {
+pub(crate) struct SampleRecorder {
     state: StateWriter,
     tape: Arc<RecordingState>,
 }
@@ -38,7 +38,7 @@ struct RecordingFile {
     left: u64,
 }
 
-impl Recorder {
+impl SampleRecorder {
     /// Starts a recording of at most `limit` bytes in `directory`, which is created if missing. Recordings
     /// of earlier runs stay: the new one gets another number in its name.
     pub(crate) fn begin(
@@ -70,7 +70,7 @@ impl Recorder {
         recorder
     }
 
-    pub(crate) fn write(&self, sample: &Sample) {
+    pub(crate) fn write(&self, sample: &BackendSample) {
         let mut line = trace::line(sample);
         line.push('\n');
         self.give(line.len(), move |tape| {
@@ -126,19 +126,19 @@ fn create(directory: &Path, model: &ModelName, generation: GenerationId) -> io::
 mod tests {
     use std::time::Duration;
 
-    use warden_policies::sample::{SampleEdge, Work};
+    use warden_policies::sample::{SampleEdge, WorkDone};
 
     use super::*;
 
-    fn sample(second: u64) -> Sample {
-        Sample {
+    fn sample(second: u64) -> BackendSample {
+        BackendSample {
             at: Duration::from_secs(second),
             edge: SampleEdge::Tick,
             host: None,
             vram: Vec::new(),
             pools: Vec::new(),
             in_flight: 0,
-            work: Work::default(),
+            work: WorkDone::default(),
             largest_prompt: 0,
             reclaims: 0,
         }
@@ -151,7 +151,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let traces = directory.path().join("traces");
         let (model, state) = (ModelName::new("org/m:8b"), StateWriter::start().unwrap());
-        let begin = |limit| Recorder::begin(&state, &traces, &model, GenerationId(3), limit);
+        let begin = |limit| SampleRecorder::begin(&state, &traces, &model, GenerationId(3), limit);
         let one = trace::line(&sample(1)).len() as u64 + 1;
         let first = begin(2 * one);
         for second in 1..=3 {
@@ -171,7 +171,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (file, state) = (directory.path().join("file"), StateWriter::start().unwrap());
         fs::write(&file, "").unwrap();
-        let none = Recorder::begin(&state, &file.join("traces"), &ModelName::new("m"), GenerationId(1), 99);
+        let none =
+            SampleRecorder::begin(&state, &file.join("traces"), &ModelName::new("m"), GenerationId(1), 99);
         none.write(&sample(1));
         assert!(state.flush(LONG) && none.tape.over.load(Ordering::Relaxed));
     }

@@ -6,29 +6,29 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::health::Symptom;
-use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
+use warden_policies::health::HealthSymptom;
+use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, LifecycleTimer};
 use warden_policies::{GenerationId, GpuIndex, Reason};
 
 use super::health::HealthTracker;
 use super::line_sink::line_sink;
 use super::recipe::recipe;
-use super::unit::{Generation, Role, Unit, UnitId};
-use super::{Message, Model, Report};
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
+use super::{HelperReport, ModelTask, TaskMessage};
 use crate::clock;
 use crate::error::SpawnError;
-use crate::lease::cell::Cell;
-use crate::lease::queue::ward::Ending;
-use crate::memory::fleet_memory::Returned;
+use crate::lease::cell::GenerationCell;
+use crate::lease::queue::ward::ProcessEnd;
+use crate::memory::fleet_memory::ReturnedMemory;
 use crate::memory::leak_history;
-use crate::memory::recording::Recorder;
+use crate::memory::recording::SampleRecorder;
 use crate::memory::tracker::MemoryTracker;
-use crate::process::endpoint::{Endpoint, endpoint, flags};
-use crate::process::failure::{self, OutOfMemory};
-use crate::process::group::Exit;
+use crate::process::endpoint::{ListenAddress, endpoint, flags};
+use crate::process::failure::{self, OomEvidence};
+use crate::process::group::ProcessExit;
 use crate::process::socket_name::SOCKET_PATH_LIMIT;
-use crate::process::{LineSink, Process, reclaim_file, report_file};
-use crate::spec::Command;
+use crate::process::{BackendProcess, LineSink, reclaim_file, report_file};
+use crate::spec::ServerCommand;
 use crate::sync::lock;
 use crate::view::event::EventKind;
 use crate::worker_threads::{WorkKind, run_job};
@@ -36,17 +36,20 @@ use crate::worker_threads::{WorkKind, run_job};
 /// Time limit for creating the directory in which a process saves its slots.
 const SLOT_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Model {
+impl ModelTask {
     /// Passes an event to a unit's machine and carries out the resulting effects.
-    pub(super) fn step(&mut self, id: UnitId, event: Event) {
+    pub(super) fn step(&mut self, id: UnitId, event: LifecycleEvent) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
         let asks = self.is_asking_to_stay();
         let Some(unit) = self.unit_mut(id) else { return };
         let before = unit.machine.clone();
-        if asks && matches!(event, Event::Exited(_) | Event::Felled) && before.restarts_when_ended() {
+        if asks
+            && matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::Felled)
+            && before.restarts_when_ended()
+        {
             // A restart after this end waits for the loader's answer like any other start.
-            unit.machine.step(Event::Down, now, &policy);
+            unit.machine.step(LifecycleEvent::Down, now, &policy);
         }
         let effects = unit.machine.step(event, now, &policy);
         let (changed, phase) = (unit.machine != before, unit.phase());
@@ -54,16 +57,18 @@ impl Model {
             // The held start is no longer due.
             unit.held = None;
         }
-        if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
+        if phase != before.phase()
+            && matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting)
+        {
             unit.stop_watching(phase);
         }
-        if phase != Phase::Starting
+        if phase != BackendPhase::Starting
             && let Some(live) = &mut unit.live
         {
             live.start_watch = None;
         }
         if phase != before.phase()
-            && phase == Phase::Draining
+            && phase == BackendPhase::Draining
             && let Some(live) = unit.live.as_deref_mut().filter(|live| live.alarmed.is_none())
         {
             // Keep probing, so that a process that stops answering does not use the whole drain deadline.
@@ -71,7 +76,9 @@ impl Model {
             let pause = if silent { policy.start_probe_interval } else { policy.probe_interval };
             live.timers.probe = Some(clock::after(Instant::now(), pause));
         }
-        let leaving = matches!(phase, Phase::Draining | Phase::Stopping).then(|| unit.generation()).flatten();
+        let leaving = matches!(phase, BackendPhase::Draining | BackendPhase::Stopping)
+            .then(|| unit.generation())
+            .flatten();
         if let Some(leaving) = leaving {
             self.context.fleet_memory.leaves(leaving);
         }
@@ -86,21 +93,21 @@ impl Model {
         }
     }
 
-    fn log_phase_change(&mut self, id: UnitId, before: Phase, phase: Phase) {
+    fn log_phase_change(&mut self, id: UnitId, before: BackendPhase, phase: BackendPhase) {
         let Some(unit) = self.unit(id) else { return };
         let generation = unit.generation();
         match (before, phase) {
-            (_, Phase::Suspect) => {
+            (_, BackendPhase::Suspect) => {
                 let refused = unit.live.as_ref().is_some_and(|live| live.doubted.is_some());
                 let crash = self.crash_line(id);
                 self.tell(generation, EventKind::Suspect { refused, crash });
             }
-            (Phase::Suspect, Phase::Ready) => self.tell(generation, EventKind::Recovered),
-            (_, Phase::Draining) => {
+            (BackendPhase::Suspect, BackendPhase::Ready) => self.tell(generation, EventKind::Recovered),
+            (_, BackendPhase::Draining) => {
                 let in_flight = generation.map_or(0, |generation| self.leases.in_flight(generation));
                 self.tell(generation, EventKind::Draining { in_flight });
             }
-            (_, Phase::Failed) => {
+            (_, BackendPhase::Failed) => {
                 if let Some(failure) = unit.failure.clone() {
                     self.tell(None, EventKind::Failed { failure });
                 }
@@ -109,20 +116,20 @@ impl Model {
         }
     }
 
-    pub(super) fn carry_out(&mut self, id: UnitId, effect: Effect) {
+    pub(super) fn carry_out(&mut self, id: UnitId, effect: LifecycleEffect) {
         match effect {
-            Effect::Spawn => self.spawn(id),
-            Effect::OpenGate => self.open(id),
-            Effect::CloseGate => {
+            LifecycleEffect::Spawn => self.spawn(id),
+            LifecycleEffect::OpenGate => self.open(id),
+            LifecycleEffect::CloseGate => {
                 if let Some(generation) = self.generation(id) {
                     let running = self.leases.close(generation);
                     self.replacements.note_closed(generation, running);
                 }
             }
-            Effect::Term => self.signal(id, Generation::terminate),
-            Effect::Kill => self.signal(id, Generation::kill),
-            Effect::Arm(timer) => self.arm(id, timer),
-            Effect::Disarm => {
+            LifecycleEffect::Term => self.signal(id, LiveGeneration::terminate),
+            LifecycleEffect::Kill => self.signal(id, LiveGeneration::kill),
+            LifecycleEffect::Arm(timer) => self.arm(id, timer),
+            LifecycleEffect::Disarm => {
                 if let Some(unit) = self.unit_mut(id) {
                     unit.timer = None;
                 }
@@ -130,7 +137,7 @@ impl Model {
                     live.crashed = None;
                 }
             }
-            Effect::Alarm => {
+            LifecycleEffect::Alarm => {
                 let (ends, within) =
                     (self.spec.lifecycle.breaker_failures, self.spec.lifecycle.breaker_window);
                 if let Some(failure) = self.unit(id).and_then(|unit| unit.failure.clone()) {
@@ -141,24 +148,24 @@ impl Model {
         }
     }
 
-    fn arm(&mut self, id: UnitId, timer: Timer) {
+    fn arm(&mut self, id: UnitId, timer: LifecycleTimer) {
         let timing = self.spec.lifecycle;
         let after = match timer {
-            Timer::Start => timing.start_timeout,
-            Timer::Suspect => match self.note_crash(id) {
+            LifecycleTimer::Start => timing.start_timeout,
+            LifecycleTimer::Suspect => match self.note_crash(id) {
                 Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.suspect_timeout),
                 None => timing.suspect_timeout,
             },
             // Shorter for a crashed or silent process.
-            Timer::Drain => self.longest_drain(id),
-            Timer::Grace if self.is_hurried(id) => timing.kill_grace,
-            Timer::Grace => timing.stop_grace,
-            Timer::Backoff { failures, short } => {
+            LifecycleTimer::Drain => self.longest_drain(id),
+            LifecycleTimer::Grace if self.is_hurried(id) => timing.kill_grace,
+            LifecycleTimer::Grace => timing.stop_grace,
+            LifecycleTimer::Backoff { failures, short } => {
                 let delay = self.spec.lifecycle.pause(failures, short, rand::random());
                 self.tell(None, EventKind::Backoff { delay_ms: clock::millis(delay), failures });
                 delay
             }
-            Timer::Trial => timing.recheck,
+            LifecycleTimer::Trial => timing.recheck,
         };
         if let Some(unit) = self.unit_mut(id) {
             unit.timer = Some((timer, clock::after(Instant::now(), after)));
@@ -200,7 +207,7 @@ impl Model {
         self.live(id).is_some_and(|live| live.hurried)
     }
 
-    fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut Generation)) {
+    fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut LiveGeneration)) {
         let Some(generation) = self.live(id).map(|live| live.id) else {
             return;
         };
@@ -219,8 +226,8 @@ impl Model {
     /// ending it. One of its requests may be the cause.
     fn hung(&self, id: UnitId, running: u32) -> Option<Duration> {
         let live = self.live(id)?;
-        let silent = |symptom: &Symptom| match symptom {
-            Symptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
+        let silent = |symptom: &HealthSymptom| match symptom {
+            HealthSymptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
             _ => None,
         };
         let crashed = live.crashed.map(|since| since.elapsed());
@@ -237,7 +244,7 @@ impl Model {
         let start = live.ready.unwrap_or(live.spawned).saturating_duration_since(live.spawned);
         let (generation, cell) = (live.id, Arc::clone(&live.cell));
         let opened = self.leases.open(&cell, limit);
-        if role != Role::Retiring
+        if role != UnitRole::Retiring
             && let Some((reason, passed)) = self.replacements.note_opened(replica, generation, &opened, start)
             && reason.is_policy()
         {
@@ -259,14 +266,14 @@ impl Model {
         let socket = self.context.socket(&self.spec.name, generation);
         let (endpoint, failed) = match endpoint(self.spec.run.socket, self.spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
-            Err(error) => (Endpoint::Unix(socket.clone()), Some(error)),
+            Err(error) => (ListenAddress::Unix(socket.clone()), Some(error)),
         };
-        let cell = Arc::new(Cell::new(generation, endpoint.clone(), self.spec.facts));
+        let cell = Arc::new(GenerationCell::new(generation, endpoint.clone(), self.spec.facts));
         let recipe = recipe(&self.spec);
         let memory = self.tracker(generation, &recipe.request.command);
         let health = HealthTracker::new(&lock(&self.context.common), &recipe.request.command);
         let mut live =
-            Generation::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
+            LiveGeneration::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
         let slot_files = self.slot_files(&socket);
         live.slot_files.clone_from(&slot_files);
         let Some(unit) = self.unit_mut(id) else { return };
@@ -293,10 +300,10 @@ impl Model {
             if let Some(kin) = sight.kin {
                 let _first = born.kin.set(kin);
             }
-            outbox.send(Message::Report(generation, Report::Looked(sight)));
+            outbox.send(TaskMessage::Report(generation, HelperReport::Looked(sight)));
             if let Some(source) = failed {
                 let binary = with_socket.command.binary;
-                return Report::Spawned(Err(SpawnError::Exec { binary, source }));
+                return HelperReport::Spawned(Err(SpawnError::Exec { binary, source }));
             }
             let length = socket.as_os_str().len();
             if length > SOCKET_PATH_LIMIT {
@@ -306,7 +313,7 @@ impl Model {
                     socket.display()
                 ));
                 let binary = with_socket.command.binary;
-                return Report::Spawned(Err(SpawnError::Exec { binary, source: error }));
+                return HelperReport::Spawned(Err(SpawnError::Exec { binary, source: error }));
             }
             if !gpus.is_empty()
                 && let Some(only) = world.only(gpus, limit).await
@@ -335,17 +342,17 @@ impl Model {
                 }
             }
             context.fleet_memory.born(generation, &world.free(limit).await);
-            Report::Spawned(world.spawn(with_socket, socket, endpoint, longest, sink).await)
+            HelperReport::Spawned(world.spawn(with_socket, socket, endpoint, longest, sink).await)
         });
     }
 
     /// Handler for each output line of a generation.
-    pub(super) fn sink(&self, generation: GenerationId, command: &Command) -> LineSink {
+    pub(super) fn sink(&self, generation: GenerationId, command: &ServerCommand) -> LineSink {
         line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
     }
 
     /// Memory tracker of a generation that is about to be started.
-    pub(super) fn tracker(&self, generation: GenerationId, command: &Command) -> MemoryTracker {
+    pub(super) fn tracker(&self, generation: GenerationId, command: &ServerCommand) -> MemoryTracker {
         let context = &self.context;
         let key = leak_history::key(command);
         let common = lock(&context.common).clone();
@@ -359,14 +366,15 @@ impl Model {
         if self.spec.run.record {
             let limit = self.watch.sensors.trace_bytes.0;
             let name = &self.spec.name;
-            memory.recorder = Some(Recorder::begin(&context.state, &context.traces, name, generation, limit));
+            memory.recorder =
+                Some(SampleRecorder::begin(&context.state, &context.traces, name, generation, limit));
         }
         memory
     }
 
     /// Waits for the end of a process, then for its memory to come back. The next start does not wait for
     /// the memory.
-    pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn Process>) {
+    pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn BackendProcess>) {
         /// While other processes start, their memory is unknown. After this many looks the result stays
         /// unknown.
         const MAX_RETURN_LOOKS: u32 = 5;
@@ -378,26 +386,26 @@ impl Model {
         self.help(generation, async move {
             let exit = process.wait().await;
             let why = match exit {
-                Exit::Signal(libc::SIGKILL) => process.out_of_memory().await,
-                _ => OutOfMemory::Unknown,
+                ProcessExit::Signal(libc::SIGKILL) => process.out_of_memory().await,
+                _ => OomEvidence::Unknown,
             };
             if let Some(cell) = cell {
                 // Report the end early: requests that may be repeated wait for it.
                 leases.ended(&cell, requests_end(&cell, exit, why));
             }
             context.fleet_memory.died(generation);
-            outbox.send(Message::Report(generation, Report::Exited(exit, why)));
+            outbox.send(TaskMessage::Report(generation, HelperReport::Exited(exit, why)));
             let mut looks = 0;
             let returned = loop {
                 let free = context.world.free(limit).await;
                 match context.fleet_memory.returned(generation, &free) {
                     Some(returned) if looks > 0 || returned.is_complete() => break returned,
-                    _ if looks == MAX_RETURN_LOOKS => break Returned::default(),
+                    _ if looks == MAX_RETURN_LOOKS => break ReturnedMemory::default(),
                     _ => looks += 1,
                 }
                 tokio::time::sleep(wait).await;
             };
-            Report::Returned(returned)
+            HelperReport::Returned(returned)
         });
     }
 
@@ -405,11 +413,11 @@ impl Model {
     pub(super) fn help(
         &mut self,
         generation: GenerationId,
-        work: impl Future<Output = Report> + Send + 'static,
+        work: impl Future<Output = HelperReport> + Send + 'static,
     ) {
         let outbox = self.outbox.clone();
         self.helpers.spawn(async move {
-            outbox.send(Message::Report(generation, work.await));
+            outbox.send(TaskMessage::Report(generation, work.await));
         });
     }
 
@@ -420,23 +428,23 @@ impl Model {
 }
 
 /// Meaning of a process's end for the requests that were in flight.
-fn requests_end(cell: &Cell, exit: Exit, why: OutOfMemory) -> Ending {
+fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> ProcessEnd {
     if cell.was_told_to_end() {
         // We ended the process; if it hung, its requests may be the cause.
-        return if cell.hung().is_some() { Ending::OfItself } else { Ending::Stopped };
+        return if cell.hung().is_some() { ProcessEnd::OfItself } else { ProcessEnd::Stopped };
     }
     match why {
-        OutOfMemory::Group | OutOfMemory::Machine => Ending::OutOfMemory,
-        OutOfMemory::Unknown | OutOfMemory::No if exit.is_its_own() => Ending::OfItself,
-        OutOfMemory::Unknown | OutOfMemory::No => Ending::Stopped,
+        OomEvidence::Group | OomEvidence::Machine => ProcessEnd::OutOfMemory,
+        OomEvidence::Unknown | OomEvidence::No if exit.is_its_own() => ProcessEnd::OfItself,
+        OomEvidence::Unknown | OomEvidence::No => ProcessEnd::Stopped,
     }
 }
 
-impl Unit {
+impl ProcessUnit {
     /// Stops probing. Sampling continues in a drain only, because memory that runs out cuts a drain short.
-    fn stop_watching(&mut self, phase: Phase) {
+    fn stop_watching(&mut self, phase: BackendPhase) {
         if let Some(live) = &mut self.live {
-            let alarmed = live.alarmed.filter(|_| phase == Phase::Draining);
+            let alarmed = live.alarmed.filter(|_| phase == BackendPhase::Draining);
             let probe = live.timers.probe.filter(|_| alarmed.is_some());
             live.timers.stop(phase);
             live.timers.probe = probe;

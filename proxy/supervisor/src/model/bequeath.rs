@@ -14,20 +14,20 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::cooldown::RecycleCooldown;
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 
 use super::loading::LoadState;
 use super::pin::ManualPin;
-use super::unit::{Generation, Role, Unit};
-use super::warm::Packed;
-use super::{Control, Message, Model, Report, TaskCustody};
+use super::unit::{LiveGeneration, ProcessUnit, UnitRole};
+use super::warm::PackProgress;
+use super::{ControlMessage, HelperReport, ModelTask, TaskCustody, TaskMessage};
 use crate::clock;
-use crate::error::Denied;
-use crate::lease::cell::Cell;
-use crate::lease::queue::Refusal;
-use crate::lease::refused::Refused;
-use crate::process::Health;
-use crate::process::heir::{Gate, HeirRecord, ProcessHeir};
+use crate::error::LeaseDenied;
+use crate::lease::cell::GenerationCell;
+use crate::lease::queue::QueueRefusal;
+use crate::lease::refused::ModelRefusal;
+use crate::process::ProbeResult;
+use crate::process::heir::{HeirRecord, OpenGate, ProcessHeir};
 use crate::view::InputModalities;
 
 /// Everything about a model that the next instance takes over.
@@ -64,14 +64,16 @@ enum FreezeEnd {
     LetGo,
 }
 
-impl Model {
+impl ModelTask {
     /// Why the model cannot be handed over now; `None` if it can.
     fn busy(&self) -> Option<&'static str> {
         let units = || self.units.iter();
         let lives = || self.lives();
-        let moving = |unit: &Unit| {
-            !matches!(unit.phase(), Phase::Idle | Phase::Ready | Phase::Backoff | Phase::Failed)
-                || unit.role != Role::Current
+        let moving = |unit: &ProcessUnit| {
+            !matches!(
+                unit.phase(),
+                BackendPhase::Idle | BackendPhase::Ready | BackendPhase::Backoff | BackendPhase::Failed
+            ) || unit.role != UnitRole::Current
                 || unit.held.is_some()
         };
         match () {
@@ -82,7 +84,9 @@ impl Model {
             () if units().any(moving) => Some("a process is starting, draining or ending"),
             () if lives().any(|live| live.process.is_none()) => Some("a process is being created"),
             () if lives().any(|live| live.asked_back.is_some()) => Some("a process is giving memory back"),
-            () if lives().any(|live| !matches!(live.packed, Packed::NotYet)) => Some("slots are being saved"),
+            () if lives().any(|live| !matches!(live.packed, PackProgress::NotYet)) => {
+                Some("slots are being saved")
+            }
             () if !matches!(self.stand, LoadState::Out | LoadState::In { told: true, asking: None, .. }) => {
                 Some("it is waiting for room, or leaving")
             }
@@ -126,7 +130,7 @@ impl Model {
         Ok(ModelWill { record, heirs })
     }
 
-    fn heir(&self, replica: u32, live: &Generation) -> Option<ProcessHeir> {
+    fn heir(&self, replica: u32, live: &LiveGeneration) -> Option<ProcessHeir> {
         let process = live.process.as_ref()?;
         let (child, files) = process.bequeath()?;
         let epoch = self.context.epoch;
@@ -155,15 +159,15 @@ impl Model {
         let mut stashed = Vec::new();
         let ends = loop {
             match self.inbox.recv().await {
-                Some(Message::Control(Control::Thaw)) | None => break FreezeEnd::Thawed,
-                Some(Message::Control(Control::LetGo(reply))) => {
+                Some(TaskMessage::Control(ControlMessage::Thaw)) | None => break FreezeEnd::Thawed,
+                Some(TaskMessage::Control(ControlMessage::LetGo(reply))) => {
                     self.let_go();
                     let _told = reply.send(());
                     break FreezeEnd::LetGo;
                 }
                 // The task is responsive. The watchdog must not end the program because the next instance
                 // hangs.
-                Some(Message::Beat(question)) => drop(question.send(())),
+                Some(TaskMessage::Beat(question)) => drop(question.send(())),
                 Some(message) => stashed.push(message),
             }
         };
@@ -206,26 +210,26 @@ impl Model {
             let leases = Arc::clone(&self.leases);
             tokio::select! {
                 message = self.inbox.recv() => match message {
-                    Some(Message::Report(generation, Report::Exited(..))) => self.lose(generation),
-                    Some(Message::Report(generation, Report::Probed { health: Health::Ready, .. })) => {
+                    Some(TaskMessage::Report(generation, HelperReport::Exited(..))) => self.lose(generation),
+                    Some(TaskMessage::Report(generation, HelperReport::Probed { health: ProbeResult::Ready, .. })) => {
                         self.reopen_gate(generation);
                     }
-                    Some(Message::Report(generation, Report::Probed { .. })) => self.probe_doubted(generation),
-                    Some(Message::Control(Control::Disband)) | None => return,
-                    Some(Message::Control(Control::Gates(gates, refused))) => {
+                    Some(TaskMessage::Report(generation, HelperReport::Probed { .. })) => self.probe_doubted(generation),
+                    Some(TaskMessage::Control(ControlMessage::Disband)) | None => return,
+                    Some(TaskMessage::Control(ControlMessage::Gates(gates, refused))) => {
                         self.follow_gates(&gates);
                         self.turn_away(&refused);
                     }
-                    Some(Message::Control(Control::Shutdown(_))) => {
-                        self.leases.refuse(Some(Refusal::ShuttingDown));
+                    Some(TaskMessage::Control(ControlMessage::Shutdown(_))) => {
+                        self.leases.refuse(Some(QueueRefusal::ShuttingDown));
                         ends = true;
                     }
                     // Operators have to ask the next instance. Dropping the reply channel tells them that
                     // this instance ends.
-                    Some(Message::Control(control)) => drop(control),
+                    Some(TaskMessage::Control(control)) => drop(control),
                     // Fails if the watchdog has stopped waiting.
-                    Some(Message::Beat(question)) => drop(question.send(())),
-                    Some(Message::Report(..) | Message::Looked(..) | Message::StartSearched(..)) => {}
+                    Some(TaskMessage::Beat(question)) => drop(question.send(())),
+                    Some(TaskMessage::Report(..) | TaskMessage::Looked(..) | TaskMessage::StartSearched(..)) => {}
                 },
                 () = leases.wake.notified() => {
                     for generation in self.leases.take_doubts() {
@@ -236,7 +240,7 @@ impl Model {
             }
             // Tell requests that wait for a process which has ended, or which is no longer started.
             if ends && !self.leases.any_open() {
-                self.leases.dismiss(&Denied::ShuttingDown);
+                self.leases.dismiss(&LeaseDenied::ShuttingDown);
             }
             // Pending answers are all that can change here.
             self.operators.send_answers();
@@ -257,7 +261,7 @@ impl Model {
 
     /// Opens and closes gates here as the next instance does, so that requests of this instance reach its
     /// processes.
-    fn follow_gates(&mut self, gates: &[Gate]) {
+    fn follow_gates(&mut self, gates: &[OpenGate]) {
         self.followed = Some(gates.iter().map(|gate| gate.generation).collect());
         for cell in self.leases.open_cells() {
             if !gates.iter().any(|gate| gate.generation == cell.id) {
@@ -273,7 +277,7 @@ impl Model {
                 .map(|live| Arc::clone(&live.cell))
                 .or_else(|| self.guests.get(&gate.generation).cloned());
             let cell = cell.unwrap_or_else(|| {
-                let cell = Arc::new(Cell::new(gate.generation, gate.endpoint.clone(), gate.facts));
+                let cell = Arc::new(GenerationCell::new(gate.generation, gate.endpoint.clone(), gate.facts));
                 // Without its identity an answer could not be continued there by its tokens or after its
                 // text.
                 if let Some(kin) = gate.kin {
@@ -295,7 +299,7 @@ impl Model {
     }
 
     /// Refuses requests waiting here that the next instance has refused since.
-    fn turn_away(&self, refused: &[Refused]) {
+    fn turn_away(&self, refused: &[ModelRefusal]) {
         for refused in refused {
             match refused.denied() {
                 Some(denied) => self.leases.refuse_waiting_since(&denied, refused.moment()),
@@ -323,10 +327,10 @@ impl Model {
         let sent = Instant::now();
         self.help(generation, async move {
             let health = process.probe(timeout).await;
-            if health != Health::Ready {
+            if health != ProbeResult::Ready {
                 tokio::time::sleep_until(clock::again(sent, pause)).await;
             }
-            Report::Probed { sent, health, props: None, vram: None, unset: Vec::new(), warmed: None }
+            HelperReport::Probed { sent, health, props: None, vram: None, unset: Vec::new(), warmed: None }
         });
     }
 

@@ -13,24 +13,24 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::share::{ReplacementArbiter, ReplacementReach, ReplacementSlot, ReplacementSlotId};
 use warden_policies::{GenerationId, GpuIndex, MemoryKind, ModelName};
 
-use crate::error::Denied;
-use crate::lease::refused::{Refusals, Refused};
+use crate::error::LeaseDenied;
+use crate::lease::refused::{ModelRefusal, RecentRefusals};
 use crate::memory::fleet_memory::FleetMemory;
 use crate::memory::leak_history::LeakHistory;
 use crate::memory::loading::LoadingDesk;
-use crate::process::{World, socket_name};
+use crate::process::{ProcessWorld, socket_name};
 use crate::spec::{CommonConfig, FleetConfig};
 use crate::state::StateWriter;
 use crate::sync::lock;
-use crate::view::event::Journal;
-use crate::view::ledger::Ledger;
+use crate::view::event::EventJournal;
+use crate::view::ledger::LedgerWriter;
 use crate::view::publish::ViewPublisher;
 
 #[derive(Debug)]
-pub(crate) struct Context {
-    pub(crate) world: Arc<dyn World>,
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) ledger: Ledger,
+pub(crate) struct FleetContext {
+    pub(crate) world: Arc<dyn ProcessWorld>,
+    pub(crate) journal: Arc<EventJournal>,
+    pub(crate) ledger: LedgerWriter,
     /// Writes the state directory.
     pub(crate) state: StateWriter,
     pub(crate) publisher: ViewPublisher,
@@ -55,7 +55,7 @@ pub(crate) struct Context {
     /// gates.
     pub(crate) followed: Notify,
     /// Refusals to report to the previous instance.
-    pub(crate) refused: Refusals,
+    pub(crate) refused: RecentRefusals,
 }
 
 /// Clock and counters with which a fleet starts.
@@ -79,7 +79,7 @@ impl FleetStart {
 /// Right to replace a process now. Dropping it lets the next replacement begin.
 #[derive(Debug)]
 pub(crate) struct ReplacementPermit {
-    context: Arc<Context>,
+    context: Arc<FleetContext>,
     slot: ReplacementSlotId,
 }
 
@@ -89,12 +89,12 @@ impl Drop for ReplacementPermit {
     }
 }
 
-impl Context {
+impl FleetContext {
     #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in one place")]
     pub(crate) fn new(
-        world: Arc<dyn World>,
-        journal: Arc<Journal>,
-        ledger: Ledger,
+        world: Arc<dyn ProcessWorld>,
+        journal: Arc<EventJournal>,
+        ledger: LedgerWriter,
         state: StateWriter,
         config: &FleetConfig,
         loading: Arc<LoadingDesk>,
@@ -118,7 +118,7 @@ impl Context {
             epoch: since.epoch,
             begun: since.begun,
             followed: Notify::new(),
-            refused: Refusals::default(),
+            refused: RecentRefusals::default(),
             generations: AtomicU64::new(since.generations),
             leaving: AtomicUsize::new(0),
         }
@@ -126,8 +126,8 @@ impl Context {
 
     /// Reports refusals of a model's requests, so that the previous instance refuses its waiting requests
     /// too.
-    pub(crate) fn refuse_in_predecessor(&self, model: &ModelName, denied: &Denied) {
-        if let Some(refused) = Refused::now(model.as_str(), denied) {
+    pub(crate) fn refuse_in_predecessor(&self, model: &ModelName, denied: &LeaseDenied) {
+        if let Some(refused) = ModelRefusal::now(model.as_str(), denied) {
             self.refused.note(refused);
             self.followed.notify_one();
         }

@@ -5,62 +5,65 @@ use std::path::Path;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::ServerFacts;
-use warden_policies::cooldown::working_set::Passed;
+use warden_policies::cooldown::working_set::PassedBudgets;
 use warden_policies::defaults::Recycle;
-use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 
-use super::message::By;
-use super::operators::{Drain, Restart};
+use super::message::RequestedBy;
+use super::operators::{DrainRequest, RestartRequest};
 use super::recipe::recipe;
-use super::unit::{Role, Unit};
-use super::{Control, End, Message, Model};
+use super::unit::{ProcessUnit, UnitRole};
+use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
 use crate::clock;
 use crate::error::ControlError;
-use crate::spec::{SharedSpec, Watch};
+use crate::spec::{SharedSpec, WatchConfig};
 use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
 
-impl Model {
-    pub(super) fn control(&mut self, control: Control) {
+impl ModelTask {
+    pub(super) fn control(&mut self, control: ControlMessage) {
         match control {
-            Control::Restart(by, reply) => self.restart(by, reply),
-            Control::Drain(reply) => self.drain(reply),
-            Control::Reclaim(by, reply) => self.reclaim(by, reply),
-            Control::Pin(pinned, by, reply) => {
+            ControlMessage::Restart(by, reply) => self.restart(by, reply),
+            ControlMessage::Drain(reply) => self.drain(reply),
+            ControlMessage::Reclaim(by, reply) => self.reclaim(by, reply),
+            ControlMessage::Pin(pinned, by, reply) => {
                 let answer = self.pin(pinned, &by);
                 self.answer(reply, answer);
             }
-            Control::GiveBack => self.give_back(),
-            Control::Stay { places, beside, question } => self.stay(places, beside, question),
-            Control::Anew { why, question } => self.reload_model(why, question),
-            Control::ClearAway => self.clear_kept_files(),
-            Control::Come => self.wanted |= self.end.is_none(),
-            Control::Apply(spec, watch, reply) => {
+            ControlMessage::GiveBack => self.give_back(),
+            ControlMessage::Stay { places, beside, question } => self.stay(places, beside, question),
+            ControlMessage::Anew { why, question } => self.reload_model(why, question),
+            ControlMessage::ClearAway => self.clear_kept_files(),
+            ControlMessage::Come => self.wanted |= self.end.is_none(),
+            ControlMessage::Apply(spec, watch, reply) => {
                 let replaced = self.apply(spec, *watch);
                 self.answer(reply, replaced);
             }
-            Control::Load(places, asked) => self.take_room(places, asked),
-            Control::Unload(wanted) => self.make_room_for(wanted),
-            Control::Never { why, by_room } => self.note_never_loaded(&why, by_room),
-            Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
-            Control::Point(_, reply) => drop(reply.send(false)),
-            Control::HandOver(reply) => {
+            ControlMessage::Load(places, asked) => self.take_room(places, asked),
+            ControlMessage::Unload(wanted) => self.make_room_for(wanted),
+            ControlMessage::Never { why, by_room } => self.note_never_loaded(&why, by_room),
+            ControlMessage::Learn(binary, facts) => self.learn_facts(&binary, facts),
+            ControlMessage::Point(_, reply) => drop(reply.send(false)),
+            ControlMessage::HandOver(reply) => {
                 let will = self.bequeath();
                 if let Err(Ok(_)) = reply.send(will) {
                     // The instance that asked for the handover is gone.
-                    self.outbox.send(Message::Control(Control::Thaw));
+                    self.outbox.send(TaskMessage::Control(ControlMessage::Thaw));
                 }
             }
-            Control::Begin => self.begin(),
+            ControlMessage::Begin => self.begin(),
             // Valid only while frozen or followed.
-            Control::Thaw | Control::LetGo(_) | Control::Gates(..) | Control::Disband => {}
-            Control::Remove => self.remove(),
-            Control::Shutdown(deadline) => self.shut_down(deadline),
+            ControlMessage::Thaw
+            | ControlMessage::LetGo(_)
+            | ControlMessage::Gates(..)
+            | ControlMessage::Disband => {}
+            ControlMessage::Remove => self.remove(),
+            ControlMessage::Shutdown(deadline) => self.shut_down(deadline),
         }
         self.changed();
     }
 
-    fn restart(&mut self, by: By, reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>) {
+    fn restart(&mut self, by: RequestedBy, reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>) {
         if self.end.is_some() {
             self.answer(reply, Err(ControlError::ShuttingDown));
             return;
@@ -68,7 +71,7 @@ impl Model {
         self.cooldown.reset();
         self.wanted = true;
         let after = self.context.last_generation();
-        self.operators.restarts.push(Restart { after, by, reply });
+        self.operators.restarts.push(RestartRequest { after, by, reply });
     }
 
     fn drain(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {
@@ -79,26 +82,26 @@ impl Model {
         self.give_up_replacements("the model was drained");
         self.leases.expect_no_retries();
         self.wanted = false;
-        let generations = self.units.iter().filter_map(Unit::generation).collect();
+        let generations = self.units.iter().filter_map(ProcessUnit::generation).collect();
         self.stop_all();
-        self.operators.drains.push(Drain { generations, reply });
+        self.operators.drains.push(DrainRequest { generations, reply });
     }
 
     /// Stops all processes and cancels held starts.
     pub(super) fn stop_all(&mut self) {
         for unit in &mut self.units {
             unit.held = None;
-            if unit.role == Role::Successor {
-                unit.role = Role::Retiring;
+            if unit.role == UnitRole::Successor {
+                unit.role = UnitRole::Retiring;
             }
         }
         for id in self.ids() {
-            self.step(id, Event::Down);
+            self.step(id, LifecycleEvent::Down);
         }
     }
 
     /// Applies new settings. Returns true if processes are replaced.
-    fn apply(&mut self, spec: SharedSpec, watch: Watch) -> bool {
+    fn apply(&mut self, spec: SharedSpec, watch: WatchConfig) -> bool {
         let spec = self.keep_fallback(spec);
         let needed = self.loading_spec();
         let old = std::mem::replace(&mut self.spec, spec);
@@ -121,7 +124,7 @@ impl Model {
             let lives = self.units.iter_mut().filter_map(|unit| unit.live.as_mut());
             lives.for_each(|live| {
                 live.reclaims.forgive();
-                live.wish.passed = Passed::default();
+                live.wish.passed = PassedBudgets::default();
             });
         }
         if self.spec.run.preload {
@@ -152,8 +155,11 @@ impl Model {
     /// Retries failed starts with the current command.
     pub(super) fn retry_failed(&mut self) {
         for id in self.ids() {
-            if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
-                self.revive(id, Event::Reset);
+            if self
+                .unit(id)
+                .is_some_and(|unit| matches!(unit.phase(), BackendPhase::Backoff | BackendPhase::Failed))
+            {
+                self.revive(id, LifecycleEvent::Reset);
                 if let Some(unit) = self.unit_mut(id) {
                     unit.failure = None;
                     unit.start_failures = 0;
@@ -177,7 +183,7 @@ impl Model {
     /// Applies a new lease limit to open gates.
     fn reopen(&mut self) {
         for unit in &self.units {
-            if let (Phase::Ready, Some(live)) = (unit.phase(), &unit.live) {
+            if let (BackendPhase::Ready, Some(live)) = (unit.phase(), &unit.live) {
                 self.leases.open(&live.cell, self.limit(live.slots));
             }
         }
@@ -187,16 +193,16 @@ impl Model {
     pub(super) fn set_replicas(&mut self) {
         for replica in 0..self.spec.run.replicas {
             if self.current(replica).is_none() {
-                self.add_unit(replica, Role::Current);
+                self.add_unit(replica, UnitRole::Current);
             }
         }
         let surplus = self.units.iter().filter(|unit| unit.replica >= self.spec.run.replicas);
         let surplus: Vec<_> = surplus.map(|unit| unit.id).collect();
         for id in surplus {
             if let Some(unit) = self.unit_mut(id) {
-                unit.role = Role::Retiring;
+                unit.role = UnitRole::Retiring;
             }
-            self.step(id, Event::Down);
+            self.step(id, LifecycleEvent::Down);
         }
         let replicas = self.spec.run.replicas;
         while let Some(replacement) = self.replacements.take_surplus(replicas) {
@@ -209,7 +215,7 @@ impl Model {
     fn remove(&mut self) {
         self.shown = false;
         if self.end.is_none() {
-            self.end = Some(End::Removed);
+            self.end = Some(TaskEnd::Removed);
         }
         self.give_up_replacements("the model was removed from the configuration");
         self.stop_all();
@@ -218,11 +224,11 @@ impl Model {
     /// Ends the model by `deadline`. The fleet has already refused new requests.
     fn shut_down(&mut self, deadline: Instant) {
         // Processes that serve stay while they have requests; `settle` ends the others.
-        self.end = Some(End::Shutdown(deadline));
+        self.end = Some(TaskEnd::Shutdown(deadline));
         self.give_up_replacements("the fleet is shutting down");
         for unit in &mut self.units {
-            if unit.role == Role::Successor && unit.phase() != Phase::Ready {
-                unit.role = Role::Retiring;
+            if unit.role == UnitRole::Successor && unit.phase() != BackendPhase::Ready {
+                unit.role = UnitRole::Retiring;
             }
         }
     }
@@ -234,8 +240,8 @@ impl Model {
             return true;
         }
         let late = match end {
-            End::Removed => false,
-            End::Shutdown(deadline) => clock::after(deadline, self.patience()) <= Instant::now(),
+            TaskEnd::Removed => false,
+            TaskEnd::Shutdown(deadline) => clock::after(deadline, self.patience()) <= Instant::now(),
         };
         if late {
             let pids = self.units.iter().filter_map(|unit| unit.live.as_ref()?.process.as_ref());
@@ -248,9 +254,9 @@ impl Model {
     /// Deadline at which the end needs another look.
     pub(super) fn end_deadline(&self) -> Option<Instant> {
         match self.end? {
-            End::Removed => None,
-            End::Shutdown(deadline) if deadline > Instant::now() => Some(deadline),
-            End::Shutdown(deadline) => Some(clock::after(deadline, self.patience())),
+            TaskEnd::Removed => None,
+            TaskEnd::Shutdown(deadline) if deadline > Instant::now() => Some(deadline),
+            TaskEnd::Shutdown(deadline) => Some(clock::after(deadline, self.patience())),
         }
     }
 }

@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::backoff::{self, BackoffPolicy};
-use warden_policies::health::{HealthPolicy, Lost, Offload};
-use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::health::{GpuOffload, HealthPolicy, OffloadLoss};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::{Reason, units};
 
-use super::Model;
+use super::ModelTask;
 use super::timers::OffloadRecovery;
-use super::unit::{Role, Unit, UnitId};
+use super::unit::{ProcessUnit, UnitId, UnitRole};
 use crate::clock;
-use crate::error::{Failure, FailureKind};
+use crate::error::{BackendFailure, FailureKind};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
@@ -28,13 +28,13 @@ use crate::view::event::EventKind;
 const CANNOT_SERVE: [Reason; 5] =
     [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
 
-impl Model {
+impl ModelTask {
     fn health(&self) -> HealthPolicy {
         lock(&self.context.common).health.clone()
     }
 
     /// Offload lost, compared with the best process with the same command.
-    fn lost(&self, unit: &Unit, now: Offload) -> Option<Lost> {
+    fn lost(&self, unit: &ProcessUnit, now: GpuOffload) -> Option<OffloadLoss> {
         let live = unit.live.as_ref()?;
         let known = self.context.leak_history.offload(&live.memory.key)?;
         now.lost(known, &self.health())
@@ -43,19 +43,19 @@ impl Model {
     /// Decides if a ready successor ends instead of taking over, because it has lost much and the old
     /// process can serve. `vram` is what it holds now, if that was read.
     pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
-        let Some(unit) = self.unit(id).filter(|unit| unit.role == Role::Successor) else { return false };
+        let Some(unit) = self.unit(id).filter(|unit| unit.role == UnitRole::Successor) else { return false };
         let Some(live) = &unit.live else { return false };
         let (replica, generation) = (unit.replica, live.id);
-        let now = Offload { vram: vram.or(live.memory.offload.vram), ..live.memory.offload };
+        let now = GpuOffload { vram: vram.or(live.memory.offload.vram), ..live.memory.offload };
         let Some(lost) = self.lost(unit, now) else { return false };
-        let serves = self.current(replica).is_some_and(|old| old.phase() == Phase::Ready);
+        let serves = self.current(replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
         let reason = self.replacements.reason(replica);
         if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
             return false;
         }
         let message = format!("{lost}: it is not used, the present process stays");
         if let Some(unit) = self.unit_mut(id) {
-            let failure = Failure {
+            let failure = BackendFailure {
                 kind: FailureKind::Degraded,
                 message: message.clone(),
                 lines: Vec::new(),
@@ -64,7 +64,7 @@ impl Model {
             unit.failure = Some(failure);
         }
         self.tell(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
-        self.step(id, Event::Down);
+        self.step(id, LifecycleEvent::Down);
         true
     }
 
@@ -114,14 +114,14 @@ impl Model {
     /// Restarts a degraded process when its memory is available again.
     pub(super) fn recover(&mut self, now: Instant) {
         let Some(recovery) = self.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
-        let degraded = |unit: &&Unit| {
-            unit.role == Role::Current && unit.live.as_ref().is_some_and(|live| live.degraded.is_some())
+        let degraded = |unit: &&ProcessUnit| {
+            unit.role == UnitRole::Current && unit.live.as_ref().is_some_and(|live| live.degraded.is_some())
         };
         let Some(unit) = self.units.iter().find(degraded).filter(|_| self.end.is_none()) else {
             self.timers.recovery = None;
             return;
         };
-        let (replica, ready) = (unit.replica, unit.phase() == Phase::Ready);
+        let (replica, ready) = (unit.replica, unit.phase() == BackendPhase::Ready);
         if !ready || !self.replacements.is_empty() || !self.is_vram_available(unit) {
             // Looking is cheap, so the pause does not grow.
             let pause = self.health().offload_retry.max(Duration::from_secs(1));
@@ -135,7 +135,7 @@ impl Model {
 
     /// True if as much VRAM is free as the best process held, counting what this one frees. Without a GPU
     /// sensor only a start can show it.
-    fn is_vram_available(&self, unit: &Unit) -> bool {
+    fn is_vram_available(&self, unit: &ProcessUnit) -> bool {
         let Some(live) = &unit.live else { return false };
         let Some(lost) = live.degraded else { return false };
         let devices = live.memory.devices.as_ref().filter(|devices| !devices.readings.is_empty());

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use warden_policies::admission::Price;
+use warden_policies::admission::PromptPrice;
 use warden_policies::replacement_cost::LullHistory;
 
 use crate::memory::tracker::MemoryTracker;
-use crate::process::Props;
-use crate::spec::Command;
+use crate::process::ServerProps;
+use crate::spec::ServerCommand;
 use crate::view::InputModalities;
 
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub(super) struct ModelExperience {
     /// `made_of` hash of processes that are known not to use restored slots.
     pub(super) reuses_no_slots: Option<u64>,
     /// Command of the last process that became ready.
-    command: Option<Command>,
+    command: Option<ServerCommand>,
     /// Prompt prices, and the leak-history key of the processes that they are valid for.
-    prices: (String, Vec<Price>),
+    prices: (String, Vec<PromptPrice>),
 }
 
 impl ModelExperience {
@@ -47,12 +47,12 @@ impl ModelExperience {
     }
 
     /// Fastest start with this command.
-    pub(super) fn fastest_start(&self, command: &Command) -> Option<Duration> {
+    pub(super) fn fastest_start(&self, command: &ServerCommand) -> Option<Duration> {
         self.fastest.filter(|_| self.command.as_ref() == Some(command))
     }
 
     /// Records that a process became ready. Returns true if the previous one had another command.
-    pub(super) fn ready(&mut self, took: Duration, props: &Props, command: Command) -> bool {
+    pub(super) fn ready(&mut self, took: Duration, props: &ServerProps, command: ServerCommand) -> bool {
         self.load_time = Some(took);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
         self.modalities = props.modalities.or(self.modalities);
@@ -71,7 +71,7 @@ impl ModelExperience {
     }
 
     /// Prices learned from processes with this key.
-    pub(super) fn prices(&self, key: &str) -> &[Price] {
+    pub(super) fn prices(&self, key: &str) -> &[PromptPrice] {
         if self.prices.0 == key { &self.prices.1 } else { &[] }
     }
 }

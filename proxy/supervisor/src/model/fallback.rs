@@ -1,12 +1,12 @@
 //! Starts a model that does not fit into memory with its fallback arguments, until it is unloaded or gets
 //! another configuration.
 
-use warden_policies::book::Needs;
+use warden_policies::book::MemoryNeeds;
 
-use super::Model;
+use super::ModelTask;
 use super::loading::LoadState;
 use crate::error::FailureKind;
-use crate::spec::{Command, FallbackSpec, ModelSpec, SharedSpec};
+use crate::spec::{FallbackSpec, ModelSpec, ServerCommand, SharedSpec};
 use crate::view::event::EventKind;
 
 /// Consecutive starts without enough memory before the fallback is used. After the first one other models
@@ -15,12 +15,12 @@ const SHORT_STARTS: u32 = 2;
 
 /// Configured command and needs, while the fallback replaces them.
 #[derive(Debug)]
-pub(super) struct Whole {
-    command: Command,
-    needs: Option<Needs>,
+pub(super) struct ConfiguredCommand {
+    command: ServerCommand,
+    needs: Option<MemoryNeeds>,
 }
 
-impl Model {
+impl ModelTask {
     /// Switches to the fallback arguments from the next start on, if there are any and the model has no
     /// process. Returns true if it switched.
     pub(super) fn fall_back(&mut self, because: &str) -> bool {
@@ -33,7 +33,7 @@ impl Model {
         let command = self.spec.command.clone();
         self.spec.command.args.extend(args);
         let needs = std::mem::replace(&mut self.spec.loading.needs, needs);
-        self.whole = Some(Whole { command, needs });
+        self.whole = Some(ConfiguredCommand { command, needs });
         self.tell(None, EventKind::FallsBack { message });
         self.apply_loading();
         if matches!(self.stand, LoadState::In { .. }) {
@@ -50,7 +50,7 @@ impl Model {
         let command = self.spec.command.clone();
         self.spec.command.args.extend(args);
         let needs = std::mem::replace(&mut self.spec.loading.needs, needs);
-        self.whole = Some(Whole { command, needs });
+        self.whole = Some(ConfiguredCommand { command, needs });
         self.apply_loading();
     }
 
@@ -68,7 +68,7 @@ impl Model {
 
     /// Returns to the configured command: there may be more room at the next start.
     pub(super) fn restore_configured(&mut self) {
-        if let Some(Whole { command, needs }) = self.whole.take() {
+        if let Some(ConfiguredCommand { command, needs }) = self.whole.take() {
             self.spec.command = command;
             self.spec.loading.needs = needs;
         }
@@ -82,7 +82,7 @@ impl Model {
             spec.command = self.spec.command.clone();
             let less = spec.fallback.as_ref().and_then(|fallback| fallback.needs.clone());
             let needs = std::mem::replace(&mut spec.loading.needs, less);
-            self.whole = Some(Whole { needs, ..whole });
+            self.whole = Some(ConfiguredCommand { needs, ..whole });
         }
         spec
     }

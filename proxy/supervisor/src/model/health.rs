@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
-use warden_policies::health::{Health, Look, Symptom};
+use warden_policies::health::{HealthMonitor, HealthObservation, HealthSymptom};
 use warden_policies::units::exact;
-use warden_sensors::Standing;
-use warden_sensors::gpu::Fault;
+use warden_sensors::ProcessRunState;
+use warden_sensors::gpu::GpuFault;
 
-use crate::lease::cell::Cell;
-use crate::lease::outcomes::Decode;
-use crate::process::{Props, Sample, hints};
-use crate::spec::{Command, CommonConfig};
+use crate::lease::cell::GenerationCell;
+use crate::lease::outcomes::DecodeSpeed;
+use crate::process::{ProcessSample, ServerProps, hints};
+use crate::spec::{CommonConfig, ServerCommand};
 use crate::view::HealthView;
 
 /// Shortest silence worth showing; less is only the pause between two looks.
@@ -24,7 +24,7 @@ const XID_OFF_THE_BUS: u64 = 79;
 
 #[derive(Debug)]
 pub(super) struct HealthTracker {
-    health: Health,
+    health: HealthMonitor,
     faults_seen: Option<u64>,
     speed: Option<f64>,
     /// A healthy process answers questions about its slots.
@@ -33,20 +33,20 @@ pub(super) struct HealthTracker {
     asked_idle: bool,
     /// Time limit for loading the model again after sleep; zero if the process never unloads it.
     wake: Duration,
-    standing: Option<(Instant, Standing)>,
+    standing: Option<(Instant, ProcessRunState)>,
     paging: u64,
     /// Time for which a prompt may still be evaluated after its client left.
     forget: Duration,
 }
 
 impl HealthTracker {
-    pub(super) fn new(common: &CommonConfig, command: &Command) -> Self {
+    pub(super) fn new(common: &CommonConfig, command: &ServerCommand) -> Self {
         let mut policy = common.health.clone();
         if let Some(tokens) = hints::batch(command) {
             policy.prefill_step = tokens;
         }
         Self {
-            health: Health::new(&policy),
+            health: HealthMonitor::new(&policy),
             faults_seen: None,
             speed: None,
             tells_slots: false,
@@ -59,7 +59,7 @@ impl HealthTracker {
     }
 
     /// Records that the process is ready, and how long its start took.
-    pub(super) fn ready(&mut self, command: &Command, props: &Props, start: Duration) {
+    pub(super) fn ready(&mut self, command: &ServerCommand, props: &ServerProps, start: Duration) {
         self.tells_slots = props.tells_slots;
         self.asked_idle = hints::may_ask_idle(command, props.build);
         self.wake = if hints::unloads_when_idle(command) { start.saturating_mul(2) } else { Duration::ZERO };
@@ -77,8 +77,8 @@ impl HealthTracker {
         &mut self,
         now: Instant,
         spawned: Instant,
-        reading: &Sample,
-        cell: &Cell,
+        reading: &ProcessSample,
+        cell: &GenerationCell,
         uses: impl Fn(GpuIndex) -> bool,
     ) {
         let at = now.saturating_duration_since(spawned);
@@ -92,7 +92,7 @@ impl HealthTracker {
         }
         let decodes = reading.metrics.and_then(|metrics| metrics.decodes);
         let hindered = self.is_hindered(now, reading.standing);
-        self.health.observe(&Look {
+        self.health.observe(&HealthObservation {
             at,
             awaited: cell.pulses.awaited(self.forget),
             moves: cell.pulses.moves(),
@@ -108,7 +108,7 @@ impl HealthTracker {
     }
 
     /// True if the process was stopped since the last reading, or waited for its pages.
-    fn is_hindered(&mut self, at: Instant, standing: Option<Standing>) -> bool {
+    fn is_hindered(&mut self, at: Instant, standing: Option<ProcessRunState>) -> bool {
         let Some(now) = standing else { return false };
         let before = self.standing.replace((at, now));
         let stopped = now.stopped || before.is_some_and(|(_, before)| before.stopped);
@@ -119,15 +119,15 @@ impl HealthTracker {
         stopped || paged
     }
 
-    fn faults(&mut self, reading: &Sample, uses: impl Fn(GpuIndex) -> bool) {
+    fn faults(&mut self, reading: &ProcessSample, uses: impl Fn(GpuIndex) -> bool) {
         let Some(devices) = &reading.devices else { return };
         // Faults before the first reading belong to an earlier process.
         let seen = *self.faults_seen.get_or_insert_with(|| devices.last_fault());
         for fault in devices.faults.iter().filter(|fault| fault.number > seen) {
             let xid = match fault.fault {
-                Fault::Xid(xid) => xid,
-                Fault::Lost => Some(XID_OFF_THE_BUS),
-                Fault::Ecc(_) => None,
+                GpuFault::Xid(xid) => xid,
+                GpuFault::Lost => Some(XID_OFF_THE_BUS),
+                GpuFault::Ecc(_) => None,
             };
             if let Some(xid) = xid.filter(|_| uses(fault.gpu)) {
                 self.health.xid(fault.gpu, xid);
@@ -136,7 +136,7 @@ impl HealthTracker {
         self.faults_seen = Some(seen.max(devices.last_fault()));
     }
 
-    pub(super) fn symptoms(&self) -> Vec<Symptom> {
+    pub(super) fn symptoms(&self) -> Vec<HealthSymptom> {
         self.health.symptoms()
     }
 
@@ -146,9 +146,9 @@ impl HealthTracker {
     }
 
     /// View for status and metrics.
-    pub(super) fn show(&self, cell: &Cell) -> HealthView {
+    pub(super) fn show(&self, cell: &GenerationCell) -> HealthView {
         let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
-            Symptom::SlowDecode { baseline, .. } => Some(baseline),
+            HealthSymptom::SlowDecode { baseline, .. } => Some(baseline),
             _ => None,
         });
         let stalled = self.health.stalled().filter(|(stalled, _)| *stalled >= MIN_SHOWN_STALL);
@@ -163,7 +163,7 @@ impl HealthTracker {
 }
 
 /// Tokens per second of one slot, over all these answers.
-fn speed(answers: &[Decode]) -> Option<f64> {
+fn speed(answers: &[DecodeSpeed]) -> Option<f64> {
     let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
     let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;
     (tokens > 0 && seconds > 0.0).then(|| exact(tokens) / seconds)

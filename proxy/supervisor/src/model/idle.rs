@@ -3,23 +3,24 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 
-use super::Model;
-use super::unit::{Role, Unit};
+use super::ModelTask;
+use super::unit::{ProcessUnit, UnitRole};
 use crate::clock;
 use crate::view::event::EventKind;
 
 /// Interval for checking if a model that is kept for another one still has to stay.
 const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Model {
+impl ModelTask {
     /// Drains and stops processes that had no request for `ttl`. A request that arrives at this moment
     /// waits for the end and the next start.
     pub(super) fn unload_if_idle(&mut self) {
         self.timers.idle = None;
         let Some(ttl) = self.spec.ttl.filter(|_| self.end.is_none()) else { return };
-        let serves = |unit: &Unit| unit.role == Role::Current && unit.phase() == Phase::Ready;
+        let serves =
+            |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Ready;
         // Replicas that start, end or are replaced are checked again when they have settled.
         let rests = self.replacements.is_empty() && self.operators.restarts.is_empty();
         if !rests || self.units.is_empty() || !self.units.iter().all(serves) {

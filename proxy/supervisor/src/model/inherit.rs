@@ -2,22 +2,22 @@
 //! about them until that instance has let them go.
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Effect, Event};
+use warden_policies::lifecycle::{LifecycleEffect, LifecycleEvent};
 
 use super::bequeath::ModelWill;
 use super::health::HealthTracker;
 use super::loading::LoadState;
-use super::recipe::{Recipe, recipe};
-use super::unit::{Generation, Role};
-use super::{Model, Report};
-use crate::lease::cell::Cell;
-use crate::memory::loading::Told;
+use super::recipe::{ProcessRecipe, recipe};
+use super::unit::{LiveGeneration, UnitRole};
+use super::{HelperReport, ModelTask};
+use crate::lease::cell::GenerationCell;
+use crate::memory::loading::LoadingReport;
 use crate::process::heir::ProcessHeir;
 use crate::sync::lock;
 use bytes::Bytes;
 use std::sync::Arc;
 
-impl Model {
+impl ModelTask {
     /// Takes over a model of the previous instance.
     pub(super) fn inherit(&mut self, will: ModelWill) {
         let ModelWill { record, heirs } = will;
@@ -39,7 +39,7 @@ impl Model {
         // The processes have these settings already.
         let _known = self.leases.settings.take_fresh();
         self.stand = LoadState::In { places: record.places.clone(), told: true, asking: None, beside: true };
-        self.report_loading(Told::Inherited(record.places));
+        self.report_loading(LoadingReport::Inherited(record.places));
         for heir in heirs {
             self.adopt(heir);
         }
@@ -50,14 +50,14 @@ impl Model {
         let generation = record.generation;
         let current = self.current(record.replica).map(|unit| unit.id);
         // A surplus replica: it drains once it is ours.
-        let id = current.unwrap_or_else(|| self.add_unit(record.replica, Role::Current));
-        let cell = Arc::new(Cell::new(generation, record.endpoint.clone(), record.facts));
+        let id = current.unwrap_or_else(|| self.add_unit(record.replica, UnitRole::Current));
+        let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
         if let Some(kin) = record.kin {
             let _first = cell.kin.set(kin);
         }
         // A recipe that cannot be read comes from another version: treat the process as outdated.
-        let made_of = serde_json::from_value::<Recipe>(record.made_of).unwrap_or_else(|_| {
+        let made_of = serde_json::from_value::<ProcessRecipe>(record.made_of).unwrap_or_else(|_| {
             let mut other = recipe(&self.spec);
             other.request.command = record.command.clone();
             other
@@ -70,7 +70,7 @@ impl Model {
             );
         }
         let health = HealthTracker::new(&lock(&self.context.common), &made_of.request.command);
-        let mut live = Generation::new(generation, record.socket.clone(), cell, made_of, memory, health);
+        let mut live = LiveGeneration::new(generation, record.socket.clone(), cell, made_of, memory, health);
         live.spawned = self.context.epoch + record.spawned;
         live.adopted = Some(record.loading);
         live.started_with = Some(record.command.clone());
@@ -82,8 +82,8 @@ impl Model {
         let (now, policy) = (self.context.now(), self.spec.lifecycle);
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(Box::new(live));
-        let effects = unit.machine.step(Event::Up, now, &policy);
-        for effect in effects.into_iter().filter(|effect| *effect != Effect::Spawn) {
+        let effects = unit.machine.step(LifecycleEvent::Up, now, &policy);
+        for effect in effects.into_iter().filter(|effect| *effect != LifecycleEffect::Spawn) {
             self.carry_out(id, effect);
         }
         let sink = self.sink(generation, &record.command);
@@ -97,9 +97,9 @@ impl Model {
             if let (Some(kin), Some(cell)) = (sight.kin, born) {
                 let _first = cell.kin.set(kin);
             }
-            outbox.send(super::Message::Report(generation, Report::Looked(sight)));
+            outbox.send(super::TaskMessage::Report(generation, HelperReport::Looked(sight)));
             context.fleet_memory.born(generation, &world.free(limit).await);
-            Report::Spawned(world.adopt(heir, longest, sink).await)
+            HelperReport::Spawned(world.adopt(heir, longest, sink).await)
         });
         self.changed();
     }

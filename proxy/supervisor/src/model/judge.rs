@@ -13,21 +13,21 @@
 //! ```
 
 use tokio::time::Instant;
-use warden_policies::cooldown::{Ask, Held};
-use warden_policies::growth::Verdict;
-use warden_policies::lifecycle::{Event, Phase, Timer};
-use warden_policies::recycle::{Decision, Facts, WhyNot, decide_unless};
+use warden_policies::cooldown::{CooldownQuery, HoldReason};
+use warden_policies::growth::GrowthVerdict;
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleTimer};
+use warden_policies::recycle::{RecycleDecision, RecycleFacts, RecycleHindrance, decide_unless};
 use warden_policies::share::ReplacementReach;
-use warden_policies::{Action, GenerationId, MemoryKind, Reason};
+use warden_policies::{GenerationId, MemoryKind, Reason, RecycleAction};
 
-use super::Model;
+use super::ModelTask;
 use super::look::{READ_AHEAD_LIMIT, URGENT_READ_AHEAD_LIMIT};
-use super::unit::{Generation, Role, UnitId};
+use super::unit::{LiveGeneration, UnitId, UnitRole};
 use crate::clock;
 use crate::model::context::ReplacementPermit;
 use crate::view::event::EventKind;
 
-impl Model {
+impl ModelTask {
     /// Applies the policy to a unit and acts on the decision.
     pub(super) fn judge(&mut self, id: UnitId) {
         let now = Instant::now();
@@ -46,13 +46,13 @@ impl Model {
         live.memory.facts = Some(facts);
         // Only a drain can last too long. A decision that waits for a permit or an interval has not drained
         // yet.
-        let urgent = phase == Phase::Draining && decision.action >= Action::DrainNow;
+        let urgent = phase == BackendPhase::Draining && decision.action >= RecycleAction::DrainNow;
         live.wish.urgent_since = if urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
-            Phase::Ready if role == Role::Current => self.weigh(id, replica, decision, now),
+            BackendPhase::Ready if role == UnitRole::Current => self.weigh(id, replica, decision, now),
             // Do not cut requests for an end that frees nothing.
-            Phase::Draining
-                if decision.action == Action::KillNow && !futile && !self.is_spared(&decision) =>
+            BackendPhase::Draining
+                if decision.action == RecycleAction::KillNow && !futile && !self.is_spared(&decision) =>
             {
                 self.cut_drain(id, &decision);
             }
@@ -62,7 +62,7 @@ impl Model {
 
     /// Tells the cooldown which budgets the process exceeds, and warns operators about budgets that are too
     /// small.
-    fn note_exceeded_budgets(&mut self, id: UnitId, facts: &Facts) {
+    fn note_exceeded_budgets(&mut self, id: UnitId, facts: &RecycleFacts) {
         let load_time = self.experience.load_time;
         let Some(live) = self.live_mut(id) else { return };
         let generation = live.id;
@@ -78,21 +78,21 @@ impl Model {
     }
 
     /// Reason that holds a replacement back until an operator acts.
-    fn bars(&self, facts: &Facts, reason: Reason, series: Option<MemoryKind>) -> Option<Held> {
+    fn bars(&self, facts: &RecycleFacts, reason: Reason, series: Option<MemoryKind>) -> Option<HoldReason> {
         self.cooldown.bars(reason, series, facts.charged(series), &self.spec.recycle)
     }
 
     /// Same as [`Self::bars`] for a decision, with the memory of the last judgement.
-    fn lasting_hold_of(&self, id: UnitId, decision: &Decision) -> Option<Held> {
+    fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
         let held = decision.series.and_then(|series| self.charged(id, series));
         self.cooldown.bars(decision.reason?, decision.series, held, &self.spec.recycle)
     }
 
     /// Acts on a decision about a serving process.
-    fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
+    fn weigh(&mut self, id: UnitId, replica: u32, mut decision: RecycleDecision, now: Instant) {
         let mut facts = None;
-        let too_small = |model: &Self, decision: &Decision| {
-            matches!(model.lasting_hold_of(id, decision), Some(Held::BudgetTooSmall { .. }))
+        let too_small = |model: &Self, decision: &RecycleDecision| {
+            matches!(model.lasting_hold_of(id, decision), Some(HoldReason::BudgetTooSmall { .. }))
         };
         // Work needs this memory, so it cannot be given back.
         while !too_small(self, &decision)
@@ -104,7 +104,7 @@ impl Model {
             };
             decision = other;
         }
-        let ask = |live: &Generation| Ask {
+        let ask = |live: &LiveGeneration| CooldownQuery {
             now: self.context.now(),
             load_time: self.experience.load_time,
             unit: live.random,
@@ -113,31 +113,31 @@ impl Model {
         let Some(live) = self.live(id) else { return };
         let generation = live.id;
         let before = live.wish.said;
-        let wanted = decision.action != Action::Observe;
+        let wanted = decision.action != RecycleAction::Observe;
         let due = wanted && decision.due;
         let long = live.wish.not_before.filter(|at| *at > now && !decision.threat).map(|at| {
             let left = at.saturating_duration_since(now);
-            Held::LongRequests { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) }
+            HoldReason::LongRequests { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) }
         });
         let check = || self.cooldown.check(&decision, &ask(live), &self.spec.recycle).err();
         let held = match (wanted, due) {
             (false, _) => None,
-            (true, true) => check().or(long.filter(|_| decision.action < Action::KillNow)),
+            (true, true) => check().or(long.filter(|_| decision.action < RecycleAction::KillNow)),
             // Waiting for a better moment would not help.
             (true, false) => self.lasting_hold_of(id, &decision),
         };
         if let Some(by) = held {
-            decision = decision.but(WhyNot::Held { by });
+            decision = decision.but(RecycleHindrance::Held { by });
             self.context.fleet_memory.pin(generation);
         }
         let replacing = !self.replacements.is_empty() || self.end.is_some();
         let free = due && held.is_none() && !replacing;
         let spared = free && self.is_spared(&decision);
         let go = free && !spared && self.is_confirmed(id, &decision, now);
-        let alone = decision.action < Action::KillNow && self.is_another_starting(replica);
+        let alone = decision.action < RecycleAction::KillNow && self.is_another_starting(replica);
         // Do not wait for a file system when memory is almost exhausted.
-        let prepared = if go && !alone && decision.action < Action::KillNow {
-            let urgent = decision.action >= Action::DrainNow;
+        let prepared = if go && !alone && decision.action < RecycleAction::KillNow {
+            let urgent = decision.action >= RecycleAction::DrainNow;
             self.may_replace(id, if urgent { URGENT_READ_AHEAD_LIMIT } else { READ_AHEAD_LIMIT })
         } else {
             Some(Ok(()))
@@ -145,16 +145,16 @@ impl Model {
         let mut held = held;
         let go = go && prepared == Some(Ok(()));
         if free && is_growth_of_host(decision.reason, decision.series) && self.denies_growth(id, now) {
-            decision = decision.but(WhyNot::NotConfirmed);
+            decision = decision.but(RecycleHindrance::NotConfirmed);
         }
         if let Some(Err(missing)) = &prepared {
-            held = Some(Held::CannotStart);
-            decision = decision.but(WhyNot::Held { by: Held::CannotStart });
+            held = Some(HoldReason::CannotStart);
+            decision = decision.but(RecycleHindrance::Held { by: HoldReason::CannotStart });
             self.keep_present_process(replica, &decision, missing);
         }
         let permit = if go && !alone { self.permit(id, replica) } else { None };
-        if spared || go && permit.is_none() && decision.action < Action::KillNow {
-            decision = decision.but(WhyNot::InTurn);
+        if spared || go && permit.is_none() && decision.action < RecycleAction::KillNow {
+            decision = decision.but(RecycleHindrance::InTurn);
         }
         self.remember(id, decision, held, now);
         if wanted && !due && held.is_none() {
@@ -169,7 +169,7 @@ impl Model {
         }
         match held {
             Some(held) if !replacing => self.log_held(id, before, decision, held),
-            _ if go && decision.action == Action::KillNow => {
+            _ if go && decision.action == RecycleAction::KillNow => {
                 let permit = permit.unwrap_or_else(|| self.claim(id, replica));
                 self.kill_now(id, replica, &decision, permit);
             }
@@ -184,11 +184,12 @@ impl Model {
     fn other_than_suspended(
         &self,
         id: UnitId,
-        facts: &mut Option<Facts>,
-        waiting: &Decision,
+        facts: &mut Option<RecycleFacts>,
+        waiting: &RecycleDecision,
         now: Instant,
-    ) -> Option<Decision> {
-        let (Some(WhyNot::Reclaimed { .. }), Some(series)) = (waiting.why_not, waiting.series) else {
+    ) -> Option<RecycleDecision> {
+        let (Some(RecycleHindrance::Reclaimed { .. }), Some(series)) = (waiting.why_not, waiting.series)
+        else {
             return None;
         };
         if facts.is_none() {
@@ -196,20 +197,20 @@ impl Model {
         }
         let facts = facts.as_mut()?;
         facts.series.iter_mut().find(|facts| facts.series == series)?.growth.as_mut()?.verdict =
-            Verdict::Steady;
+            GrowthVerdict::Steady;
         let denied = self.denies_growth(id, now);
         let decision = decide_unless(&self.spec.recycle, facts, |reason, series| {
             self.bars(facts, reason, series).is_some() || denied && is_growth_of_host(Some(reason), series)
         });
-        (decision.action != Action::Observe).then_some(decision)
+        (decision.action != RecycleAction::Observe).then_some(decision)
     }
 
-    fn remember(&mut self, id: UnitId, decision: Decision, held: Option<Held>, now: Instant) {
+    fn remember(&mut self, id: UnitId, decision: RecycleDecision, held: Option<HoldReason>, now: Instant) {
         let policy = &self.spec.recycle;
         let (within, quiet_for) = (policy.common.quiet_within, policy.common.quiet_for);
         let Some(live) = self.live(id) else { return };
         let idle_since = self.leases.idle_since(live.id);
-        let wanted = decision.action != Action::Observe;
+        let wanted = decision.action != RecycleAction::Observe;
         let Some(live) = self.live_mut(id) else { return };
         let news = live.wish.said.is_none_or(|(before, _)| before != decision);
         live.wish.said = Some((decision, held));
@@ -218,7 +219,8 @@ impl Model {
             let within = live.wish.since.map(|since| clock::after(since, within));
             let quiet = idle_since.map(|since| clock::after(since, quiet_for));
             // A permit becomes free without notice when another replacement ends, so ask again.
-            let turn = (decision.why_not == Some(WhyNot::InTurn)).then(|| clock::again(now, quiet_for));
+            let turn =
+                (decision.why_not == Some(RecycleHindrance::InTurn)).then(|| clock::again(now, quiet_for));
             live.timers.judgement = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
         }
         if news {
@@ -229,11 +231,11 @@ impl Model {
     fn log_held(
         &mut self,
         id: UnitId,
-        before: Option<(Decision, Option<Held>)>,
-        decision: Decision,
-        held: Held,
+        before: Option<(RecycleDecision, Option<HoldReason>)>,
+        decision: RecycleDecision,
+        held: HoldReason,
     ) {
-        let kind = |held: &Held| std::mem::discriminant(held);
+        let kind = |held: &HoldReason| std::mem::discriminant(held);
         let told = before.and_then(|(before, held)| Some((before.reason?, kind(&held?))));
         if told != decision.reason.map(|reason| (reason, kind(&held))) {
             let generation = self.generation(id);
@@ -244,7 +246,7 @@ impl Model {
     }
 
     /// True if another backend was ended for this shortage a moment ago; that end may be enough.
-    fn is_spared(&self, decision: &Decision) -> bool {
+    fn is_spared(&self, decision: &RecycleDecision) -> bool {
         match decision.series.filter(|_| decision.reason == Some(Reason::MemoryExhausted)) {
             Some(series) => !self.context.may_end(series),
             None => false,
@@ -253,7 +255,7 @@ impl Model {
 
     /// True if growth of host memory also shows in an exact reading, which is slow and therefore made only
     /// now.
-    fn is_confirmed(&mut self, id: UnitId, decision: &Decision, now: Instant) -> bool {
+    fn is_confirmed(&mut self, id: UnitId, decision: &RecycleDecision, now: Instant) -> bool {
         if !is_growth_of_host(decision.reason, decision.series) {
             return true;
         }
@@ -278,9 +280,14 @@ impl Model {
     fn is_another_starting(&self, replica: u32) -> bool {
         let told = self.spec.lifecycle.failures_told;
         self.units.iter().any(|unit| {
-            let comes =
-                matches!(unit.phase(), Phase::Starting | Phase::Draining | Phase::Stopping | Phase::Backoff);
-            unit.role == Role::Current && unit.replica != replica && comes && !unit.is_hopeless(told)
+            let comes = matches!(
+                unit.phase(),
+                BackendPhase::Starting
+                    | BackendPhase::Draining
+                    | BackendPhase::Stopping
+                    | BackendPhase::Backoff
+            );
+            unit.role == UnitRole::Current && unit.replica != replica && comes && !unit.is_hopeless(told)
         })
     }
 
@@ -311,31 +318,31 @@ impl Model {
     }
 
     /// Ends a process without a drain and with a short grace, because memory is almost exhausted.
-    fn kill_now(&mut self, id: UnitId, replica: u32, decision: &Decision, permit: ReplacementPermit) {
+    fn kill_now(&mut self, id: UnitId, replica: u32, decision: &RecycleDecision, permit: ReplacementPermit) {
         self.begin_by_policy(
             replica,
             decision,
             Some(permit),
             "sequential: memory is almost gone, so it does not drain",
         );
-        self.step(id, Event::Recycle);
+        self.step(id, LifecycleEvent::Recycle);
         self.cut_drain(id, decision);
     }
 
     /// Ends a drain now.
-    fn cut_drain(&mut self, id: UnitId, decision: &Decision) {
+    fn cut_drain(&mut self, id: UnitId, decision: &RecycleDecision) {
         let Some(unit) = self.unit_mut(id) else { return };
         let generation: Option<GenerationId> = unit.generation();
         let Some(live) = &mut unit.live else { return };
         live.hurried = true;
         tracing::warn!(model = %self.spec.name, ?generation, ?decision, "ended without waiting for its requests");
-        self.step(id, Event::Timer(Timer::Drain));
+        self.step(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
     }
 
     /// Policy facts about a unit that serves or drains.
-    fn facts(&self, id: UnitId, now: Instant) -> Option<Facts> {
+    fn facts(&self, id: UnitId, now: Instant) -> Option<RecycleFacts> {
         let unit = self.unit(id)?;
-        if !matches!(unit.phase(), Phase::Ready | Phase::Draining) {
+        if !matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Draining) {
             return None;
         }
         let live = unit.live.as_ref()?;
@@ -348,7 +355,7 @@ impl Model {
         let total =
             |series: MemoryKind| totals.iter().find(|(of, _)| *of == series).and_then(|(_, total)| *total);
         let budgets = crate::sync::lock(&self.context.common).shared;
-        Some(Facts {
+        Some(RecycleFacts {
             series,
             symptoms: live.health.symptoms(),
             shared: self.context.fleet_memory.chosen(live.id, &budgets, total),

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use warden_policies::GenerationId;
 
-use super::mailbox::Outbox;
-use super::{Message, Report};
+use super::mailbox::TaskOutbox;
+use super::{HelperReport, TaskMessage};
 use crate::memory::declared_memory;
 use crate::process::{LineSink, discreet, failure};
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 use crate::view::log::LogRing;
 
 /// Memory lines that may wait for the model's task. A start writes some thirty.
@@ -23,9 +23,9 @@ const MAX_PENDING_ALARMS: usize = 1;
 /// Builds the line handler of one generation.
 pub(super) fn line_sink(
     generation: GenerationId,
-    command: &Command,
+    command: &ServerCommand,
     logs: Arc<LogRing>,
-    outbox: Outbox,
+    outbox: TaskOutbox,
 ) -> LineSink {
     let given = discreet::known(command);
     let said = Arc::new(Semaphore::new(MAX_PENDING_LINES));
@@ -34,13 +34,13 @@ pub(super) fn line_sink(
         if declared_memory::is_telling(&text)
             && let Ok(pending) = Arc::clone(&said).try_acquire_owned()
         {
-            outbox.send(Message::Report(generation, Report::Said(text.clone(), pending)));
+            outbox.send(TaskMessage::Report(generation, HelperReport::Said(text.clone(), pending)));
         }
         let is_crash = failure::is_crash(&text);
         logs.push(generation, stream, given.hide(text));
         // Send after the line is logged: the task looks for it there.
         if is_crash && let Ok(pending) = Arc::clone(&alarms).try_acquire_owned() {
-            outbox.send(Message::Report(generation, Report::Alarmed(pending)));
+            outbox.send(TaskMessage::Report(generation, HelperReport::Alarmed(pending)));
         }
     })
 }
@@ -51,11 +51,11 @@ mod tests {
 
     use super::*;
     use crate::model::mailbox::{TaskInbox, mailbox};
-    use crate::view::log::Stream;
+    use crate::view::log::OutputStream;
 
-    fn command() -> Command {
+    fn command() -> ServerCommand {
         let directory = None;
-        Command { directory, ..Command::bare("/bin/true".into()) }
+        ServerCommand { directory, ..ServerCommand::bare("/bin/true".into()) }
     }
 
     #[test]
@@ -64,16 +64,16 @@ mod tests {
         let (outbox, mut inbox) = mailbox();
         let sink = line_sink(GenerationId(1), &command(), logs, outbox);
         for n in 0..100_000 {
-            sink(Stream::Stderr, format!("CUDA error: number {n}"));
-            sink(Stream::Stderr, format!("load_model: initializing slots, n_slots = {n}"));
+            sink(OutputStream::Stderr, format!("CUDA error: number {n}"));
+            sink(OutputStream::Stderr, format!("load_model: initializing slots, n_slots = {n}"));
         }
         let alarms = |inbox: &mut TaskInbox| {
             let all = std::iter::from_fn(|| inbox.try_recv());
-            all.filter(|message| matches!(message, Message::Report(_, Report::Alarmed(_)))).count()
+            all.filter(|message| matches!(message, TaskMessage::Report(_, HelperReport::Alarmed(_)))).count()
         };
         assert!(inbox.len() <= MAX_PENDING_LINES + MAX_PENDING_ALARMS, "{}", inbox.len());
         assert_eq!(alarms(&mut inbox), 1);
-        sink(Stream::Stderr, "CUDA error: the next one".to_owned());
+        sink(OutputStream::Stderr, "CUDA error: the next one".to_owned());
         assert_eq!(alarms(&mut inbox), 1, "once the last one is taken");
     }
 }

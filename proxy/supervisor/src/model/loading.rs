@@ -10,17 +10,17 @@
 
 use std::sync::Arc;
 
-use warden_policies::book::{Measured, Needs};
-use warden_policies::lifecycle::{Event, Phase, Timer};
-use warden_policies::loading::{LoadSpec, MemoryAmounts, Reading};
+use warden_policies::book::{MeasuredNeeds, MemoryNeeds};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleTimer};
+use warden_policies::loading::{LoadSpec, MemoryAmounts, ModelReading};
 use warden_policies::{MemoryKind, ModelName};
 
 use super::recipe::recipe;
-use super::unit::{Role, Unit, UnitId};
-use super::{Control, End, Message, Model};
-use crate::error::{Denied, FailureKind};
+use super::unit::{ProcessUnit, UnitId, UnitRole};
+use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
+use crate::error::{FailureKind, LeaseDenied};
 use crate::memory::leak_history;
-use crate::memory::loading::{Told, Word};
+use crate::memory::loading::{LoadingOrder, LoadingReport};
 use crate::view::event::EventKind;
 
 /// State of the model towards the loader.
@@ -39,7 +39,7 @@ pub(super) enum LoadState {
     Leaving { for_another: bool },
 }
 
-impl Model {
+impl ModelTask {
     /// Reports changes to the loader.
     pub(super) fn settle_loading(&mut self) {
         let any = self.units.iter().any(|unit| unit.live.is_some()) || self.is_searching();
@@ -49,13 +49,13 @@ impl Model {
                 if let LoadState::In { told, .. } = &mut self.stand {
                     *told = true;
                 }
-                self.report_loading(Told::Loaded);
+                self.report_loading(LoadingReport::Loaded);
             }
             LoadState::In { .. } if !any && (ends || self.fails()) => self.give_room_back(),
             // Unloaded by an operator or after `ttl`.
-            LoadState::In { .. } if self.end.map_or(!self.wanted, |end| end == End::Removed) => {
+            LoadState::In { .. } if self.end.map_or(!self.wanted, |end| end == TaskEnd::Removed) => {
                 self.stand = LoadState::Leaving { for_another: false };
-                self.report_loading(Told::Leaves);
+                self.report_loading(LoadingReport::Leaves);
                 self.changed();
             }
             LoadState::Leaving { .. } if !any => {
@@ -75,20 +75,20 @@ impl Model {
     pub(super) fn give_room_back(&mut self) {
         self.replacements.release_permits();
         self.stand = LoadState::Out;
-        self.report_loading(Told::Gone);
+        self.report_loading(LoadingReport::Gone);
         self.changed();
     }
 
     /// True if all replicas that can start serve. A replica that does not start does not delay others.
     fn all_serve(&self) -> bool {
-        let current = || self.units.iter().filter(|unit| unit.role == Role::Current);
-        let ready = |unit: &Unit| unit.phase() == Phase::Ready;
+        let current = || self.units.iter().filter(|unit| unit.role == UnitRole::Current);
+        let ready = |unit: &ProcessUnit| unit.phase() == BackendPhase::Ready;
         current().any(ready) && current().all(|unit| ready(unit) || unit.waits_for_change())
     }
 
     /// True if starts failed and the next ones wait; other models may use the room meanwhile.
     fn fails(&self) -> bool {
-        self.units.iter().all(Unit::waits_for_change)
+        self.units.iter().all(ProcessUnit::waits_for_change)
     }
 
     fn holds_starts(&self) -> bool {
@@ -114,14 +114,14 @@ impl Model {
             let number = self.asks;
             let changed = matches!(self.stand, LoadState::Asked { changed: true, .. });
             self.stand = LoadState::Asked { urgent, number, changed };
-            self.report_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent, number });
+            self.report_loading(LoadingReport::Wants { spec: Box::new(self.loading_spec()), urgent, number });
             self.changed();
         }
         false
     }
 
     /// Starts a process because of a timer or a repaired file, if there is room; otherwise it waits for room.
-    pub(super) fn revive(&mut self, id: UnitId, event: Event) {
+    pub(super) fn revive(&mut self, id: UnitId, event: LifecycleEvent) {
         if self.may_start() {
             self.step(id, event);
         } else if let Some(unit) = self.unit_mut(id) {
@@ -130,8 +130,8 @@ impl Model {
     }
 
     /// True if the expiry of this timer starts a process.
-    pub(super) const fn starts(timer: Timer) -> bool {
-        matches!(timer, Timer::Backoff { .. } | Timer::Trial)
+    pub(super) const fn starts(timer: LifecycleTimer) -> bool {
+        matches!(timer, LifecycleTimer::Backoff { .. } | LifecycleTimer::Trial)
     }
 
     /// Current needs, including measurements of processes with the same command.
@@ -147,7 +147,9 @@ impl Model {
         match &mut spec.needs {
             Some(needs) => needs.measured = measured,
             // The model file's needs are unknown, but processes with the same command were measured.
-            None if measured.host.is_some() => spec.needs = Some(Needs { measured, ..Needs::default() }),
+            None if measured.host.is_some() => {
+                spec.needs = Some(MemoryNeeds { measured, ..MemoryNeeds::default() })
+            }
             None => {}
         }
         spec
@@ -157,24 +159,26 @@ impl Model {
     pub(super) fn join_loading(&self) {
         let outbox = self.outbox.clone();
         let listener = Box::new(move |word| {
-            outbox.send(Message::Control(match word {
-                Word::Load(places, asked) => Control::Load(places, asked),
-                Word::Unload(wanted) => Control::Unload(wanted.name),
-                Word::GiveBack => Control::GiveBack,
-                Word::Stay { places, beside, question } => Control::Stay { places, beside, question },
-                Word::Anew { why, question } => Control::Anew { why, question },
-                Word::Come => Control::Come,
-                Word::ClearAway => Control::ClearAway,
-                Word::Never { why, by_room } => Control::Never { why, by_room },
+            outbox.send(TaskMessage::Control(match word {
+                LoadingOrder::Load(places, asked) => ControlMessage::Load(places, asked),
+                LoadingOrder::Unload(wanted) => ControlMessage::Unload(wanted.name),
+                LoadingOrder::GiveBack => ControlMessage::GiveBack,
+                LoadingOrder::Stay { places, beside, question } => {
+                    ControlMessage::Stay { places, beside, question }
+                }
+                LoadingOrder::Anew { why, question } => ControlMessage::Anew { why, question },
+                LoadingOrder::Come => ControlMessage::Come,
+                LoadingOrder::ClearAway => ControlMessage::ClearAway,
+                LoadingOrder::Never { why, by_room } => ControlMessage::Never { why, by_room },
             }));
         });
-        self.report_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
+        self.report_loading(LoadingReport::Joins { leases: Arc::clone(&self.leases), listener });
         self.apply_loading();
     }
 
     /// Reports new settings. A loaded model stays loaded.
     pub(super) fn apply_loading(&self) {
-        self.report_loading(Told::Is(Box::new(self.loading_spec())));
+        self.report_loading(LoadingReport::Is(Box::new(self.loading_spec())));
     }
 
     /// Handles the loader's answer that the model can never be loaded. Uses the fallback arguments if they
@@ -183,7 +187,7 @@ impl Model {
         if !matches!(self.stand, LoadState::Asked { .. }) || by_room && self.fall_back(why) {
             return;
         }
-        let denied = Denied::NeverLoaded(why.to_owned());
+        let denied = LeaseDenied::NeverLoaded(why.to_owned());
         self.leases.dismiss(&denied);
         self.leases.give_up_predecessor();
         self.context.refuse_in_predecessor(&self.spec.name, &denied);
@@ -224,7 +228,7 @@ impl Model {
         let now = self.loading_spec();
         // Measurements belong to the old command; the new one may need just as much.
         let needs = |spec: &LoadSpec| {
-            spec.needs.clone().map(|needs| Needs { measured: Measured::default(), ..needs })
+            spec.needs.clone().map(|needs| MemoryNeeds { measured: MeasuredNeeds::default(), ..needs })
         };
         let places = |spec: &LoadSpec| (spec.gpus.clone(), spec.may_split);
         let elsewhere = (self.spec.choose_gpus || remade) && places(&now) != places(before);
@@ -246,7 +250,7 @@ impl Model {
         if let LoadState::In { asking, .. } = &mut self.stand {
             self.asks += 1;
             *asking = Some(self.asks);
-            self.report_loading(Told::Remade(self.asks));
+            self.report_loading(LoadingReport::Remade(self.asks));
         }
     }
 
@@ -319,8 +323,8 @@ impl Model {
         let mut held = MemoryAmounts::none();
         let made_of = recipe(&self.spec);
         // A retiring process ends and frees its memory.
-        let current = self.units.iter().filter(|unit| unit.role == Role::Current);
-        let current: Vec<_> = current.filter_map(Unit::generation).collect();
+        let current = self.units.iter().filter(|unit| unit.role == UnitRole::Current);
+        let current: Vec<_> = current.filter_map(ProcessUnit::generation).collect();
         let (mut leaks, mut gpus_unknown, mut can_give, mut outdated) = (false, false, false, false);
         for live in self.lives() {
             if !live.memory.is_known() {
@@ -335,17 +339,23 @@ impl Model {
                 held.add(MemoryKind::Vram(vram.gpu), vram.bytes);
             }
         }
-        self.report_loading(Told::Read(Reading { held, leaks, gpus_unknown, can_give, outdated }));
+        self.report_loading(LoadingReport::Read(ModelReading {
+            held,
+            leaks,
+            gpus_unknown,
+            can_give,
+            outdated,
+        }));
     }
 
     /// Reports a start that lacked memory.
     pub(super) fn report_short(&self, kind: FailureKind) {
         if kind == FailureKind::OutOfMemory {
-            self.report_loading(Told::Short);
+            self.report_loading(LoadingReport::Short);
         }
     }
 
-    pub(super) fn report_loading(&self, told: Told) {
+    pub(super) fn report_loading(&self, told: LoadingReport) {
         self.context.loading.tell(&self.who, told);
     }
 

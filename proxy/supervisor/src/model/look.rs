@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{Event, Phase};
-use warden_policies::{Action, Decision, Reason};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
+use warden_policies::{Reason, RecycleAction, RecycleDecision};
 
-use super::recipe::{Recipe, recipe};
+use super::recipe::{ProcessRecipe, recipe};
 use super::replace::because;
 use super::timers;
-use super::unit::{Role, UnitId};
-use super::{Message, Model};
+use super::unit::{UnitId, UnitRole};
+use super::{ModelTask, TaskMessage};
 use crate::clock;
-use crate::error::Failure;
+use crate::error::BackendFailure;
 use crate::process::needs::NeedsCheck;
-use crate::process::needs::missing::Missing;
-use crate::view::ledger::Mode;
+use crate::process::needs::missing::MissingNeed;
+use crate::view::ledger::ReplacementMode;
 
 /// Maximum age of a result.
 const CHECK_MAX_AGE: Duration = Duration::from_secs(2);
@@ -30,13 +30,13 @@ pub(super) const READ_AHEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Same limit for an urgent replacement.
 pub(super) const URGENT_READ_AHEAD_LIMIT: Duration = Duration::from_secs(3);
 
-impl Model {
+impl ModelTask {
     /// Decides if the process of a unit may be replaced. `Err`: it is healthy and the next one could not
     /// start. `None`: the check is under way, and model files are read ahead for at most `patience`. A sick
     /// process may always be replaced.
-    pub(super) fn may_replace(&mut self, id: UnitId, patience: Duration) -> Option<Result<(), Missing>> {
+    pub(super) fn may_replace(&mut self, id: UnitId, patience: Duration) -> Option<Result<(), MissingNeed>> {
         let unit = self.unit(id)?;
-        if unit.phase() != Phase::Ready {
+        if unit.phase() != BackendPhase::Ready {
             return Some(Ok(()));
         }
         let made_of = recipe(&self.spec);
@@ -62,7 +62,7 @@ impl Model {
     }
 
     /// Starts a check. `ahead`: how long the model's files may be read first.
-    fn look(&mut self, made_of: Recipe, running: Option<u32>, ahead: Option<Duration>) {
+    fn look(&mut self, made_of: ProcessRecipe, running: Option<u32>, ahead: Option<Duration>) {
         if std::mem::replace(&mut self.needs.looking, true) {
             return;
         }
@@ -73,11 +73,11 @@ impl Model {
                 world.read_ahead(command.clone(), limit).await;
             }
             let sight = world.look(command, running).await;
-            outbox.send(Message::Looked(Box::new(made_of), sight));
+            outbox.send(TaskMessage::Looked(Box::new(made_of), sight));
         });
     }
 
-    pub(super) fn looked(&mut self, made_of: Recipe, sight: NeedsCheck) {
+    pub(super) fn looked(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
         self.needs.looking = false;
         let other = |before: &NeedsCheck| before.stamps != sight.stamps;
         if self.needs.kept.as_ref().is_some_and(|kept| other(kept) || sight.missing.is_none()) {
@@ -91,7 +91,7 @@ impl Model {
                 let Some(unit) = self.unit_mut(id).filter(|unit| unit.waits_for_change()) else { continue };
                 if unit.sight.as_ref().is_some_and(other) {
                     unit.sight = Some(sight.clone());
-                    self.revive(id, Event::Changed);
+                    self.revive(id, LifecycleEvent::Changed);
                 }
             }
         }
@@ -109,7 +109,7 @@ impl Model {
             let live = self.live(id);
             if live
                 .and_then(|live| live.wish.said)
-                .is_some_and(|(decision, _)| decision.action != Action::Observe)
+                .is_some_and(|(decision, _)| decision.action != RecycleAction::Observe)
             {
                 self.judge(id);
             }
@@ -119,7 +119,7 @@ impl Model {
 
     /// Schedules checks while something waits for a change.
     pub(super) fn watch_needs(&mut self) {
-        let waits = self.units.iter().any(|unit| unit.role == Role::Current && unit.waits_for_change());
+        let waits = self.units.iter().any(|unit| unit.role == UnitRole::Current && unit.waits_for_change());
         if !waits && self.needs.kept.is_none() {
             self.timers.look = None;
         } else if self.timers.look.is_none() && !self.needs.looking {
@@ -138,7 +138,12 @@ impl Model {
 
     /// Keeps the present process because the next one could not start. The ledger and the requester get the
     /// reason once, until it changes.
-    pub(super) fn keep_present_process(&mut self, replica: u32, decision: &Decision, missing: &Missing) {
+    pub(super) fn keep_present_process(
+        &mut self,
+        replica: u32,
+        decision: &RecycleDecision,
+        missing: &MissingNeed,
+    ) {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
         let sight = self.needs.found.take();
         let known = self.needs.kept.is_some() && self.needs.kept == sight;
@@ -147,8 +152,8 @@ impl Model {
             return;
         }
         let message = format!("{}; the running process was kept", missing.message);
-        self.book(replica, decision, Mode::Sequential, Some(message.clone()), None);
-        let failure = Failure { kind: missing.kind, message, lines: Vec::new(), failures: 0 };
+        self.book(replica, decision, ReplacementMode::Sequential, Some(message.clone()), None);
+        let failure = BackendFailure { kind: missing.kind, message, lines: Vec::new(), failures: 0 };
         self.fail(replica, &failure);
     }
 

@@ -4,31 +4,31 @@
 
 use tokio::sync::mpsc;
 
-use super::message::Message;
+use super::message::TaskMessage;
 
 /// Receives the messages to a model's task, in the order in which they were sent.
 #[derive(Debug)]
-pub(crate) struct TaskInbox(mpsc::UnboundedReceiver<Box<Message>>);
+pub(crate) struct TaskInbox(mpsc::UnboundedReceiver<Box<TaskMessage>>);
 
 /// Sends messages to a model's task.
 #[derive(Clone, Debug)]
-pub(crate) struct Outbox(mpsc::UnboundedSender<Box<Message>>);
+pub(crate) struct TaskOutbox(mpsc::UnboundedSender<Box<TaskMessage>>);
 
 /// Opens the channel to a new task.
-pub(crate) fn mailbox() -> (Outbox, TaskInbox) {
+pub(crate) fn mailbox() -> (TaskOutbox, TaskInbox) {
     let (sender, receiver) = mpsc::unbounded_channel();
-    (Outbox(sender), TaskInbox(receiver))
+    (TaskOutbox(sender), TaskInbox(receiver))
 }
 
 impl TaskInbox {
     /// Next message; `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
-    pub(crate) async fn recv(&mut self) -> Option<Message> {
+    pub(crate) async fn recv(&mut self) -> Option<TaskMessage> {
         self.0.recv().await.map(|message| *message)
     }
 
     /// The next message, if one waits.
     #[cfg(test)]
-    pub(crate) fn try_recv(&mut self) -> Option<Message> {
+    pub(crate) fn try_recv(&mut self) -> Option<TaskMessage> {
         self.0.try_recv().ok().map(|message| *message)
     }
 
@@ -39,9 +39,9 @@ impl TaskInbox {
     }
 }
 
-impl Outbox {
+impl TaskOutbox {
     /// Sends a message. If the task has ended, the message is dropped with its reply channel.
-    pub(crate) fn send(&self, message: Message) {
+    pub(crate) fn send(&self, message: TaskMessage) {
         drop(self.0.send(Box::new(message)));
     }
 

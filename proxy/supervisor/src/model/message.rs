@@ -8,50 +8,50 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 use warden_policies::start_search::StartFinding;
-use warden_policies::warmth::Warmth;
+use warden_policies::warmth::WarmthReport;
 use warden_policies::{GenerationId, ModelName, ServerFacts};
 
 use super::bequeath::ModelWill;
-use super::recipe::Recipe;
-use super::warm::pack::Parcel;
+use super::recipe::ProcessRecipe;
+use super::warm::pack::SavedSlots;
 use super::warm::unpack::WarmingResult;
 use crate::error::{ControlError, SpawnError};
-use crate::lease::refused::Refused;
-use crate::memory::fleet_memory::Returned;
-use crate::memory::tracker::Taken;
-use crate::process::failure::OutOfMemory;
-use crate::process::group::Exit;
-use crate::process::heir::Gate;
+use crate::lease::refused::ModelRefusal;
+use crate::memory::fleet_memory::ReturnedMemory;
+use crate::memory::tracker::ReadingContext;
+use crate::process::failure::OomEvidence;
+use crate::process::group::ProcessExit;
+use crate::process::heir::OpenGate;
 use crate::process::needs::NeedsCheck;
-use crate::process::reclaim_file::Reclaimed;
-use crate::process::{Health, Process, Props, Sample};
-use crate::spec::{RemoteSpec, SharedSpec, Watch};
+use crate::process::reclaim_file::ReclaimResult;
+use crate::process::{BackendProcess, ProbeResult, ProcessSample, ServerProps};
+use crate::spec::{RemoteSpec, SharedSpec, WatchConfig};
 use crate::view::ledger::LedgerEntry;
 use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Name of the operator who asked, if known; written to the ledger.
-pub(crate) type By = Option<Arc<str>>;
+pub(crate) type RequestedBy = Option<Arc<str>>;
 
 /// A message to a model's task.
 #[derive(Debug)]
-pub(crate) enum Message {
+pub(crate) enum TaskMessage {
     /// Report of a helper. Reports about generations that are gone are ignored.
-    Report(GenerationId, Report),
+    Report(GenerationId, HelperReport),
     /// Files needed by a process with this recipe were checked.
-    Looked(Box<Recipe>, NeedsCheck),
+    Looked(Box<ProcessRecipe>, NeedsCheck),
     /// The start search with this number has ended.
     StartSearched(u64, Box<StartFinding>),
     /// Request of an operator, a reload or the shutdown.
-    Control(Control),
+    Control(ControlMessage),
     /// Liveness check of the task.
     Beat(oneshot::Sender<()>),
 }
 
 #[derive(Debug)]
-pub(crate) enum Report {
+pub(crate) enum HelperReport {
     /// The process was created, or could not be.
-    Spawned(Result<Arc<dyn Process>, SpawnError>),
+    Spawned(Result<Arc<dyn BackendProcess>, SpawnError>),
     /// Output line that may report memory.
     Said(String, OwnedSemaphorePermit),
     /// The process logged a crash.
@@ -59,9 +59,9 @@ pub(crate) enum Report {
     /// The probe sent at this time has ended.
     Probed {
         sent: Instant,
-        health: Health,
+        health: ProbeResult,
         /// Requested by the first probe that finds the process ready.
-        props: Option<Props>,
+        props: Option<ServerProps>,
         /// VRAM in bytes, read by the probe that finds a successor ready; `None` if not read or unknown.
         vram: Option<u64>,
         /// Descriptions of client settings that could not be applied before the process serves.
@@ -70,9 +70,9 @@ pub(crate) enum Report {
         warmed: Option<Box<WarmingResult>>,
     },
     /// Slots of the drained process are saved.
-    Packed(Box<Parcel>),
+    Packed(Box<SavedSlots>),
     /// Conversations of the predecessor were warmed after the gate opened.
-    Warmed(Box<Warmth>),
+    Warmed(Box<WarmthReport>),
     /// Descriptions of settings of other processes that could not be applied to this one.
     Unset(Vec<String>),
     /// Files were checked just before the process was created.
@@ -80,25 +80,25 @@ pub(crate) enum Report {
     /// The starting process has made no progress for this long.
     StandsStill(Duration),
     /// The process is reaped. For SIGKILL: whether lack of memory was the reason.
-    Exited(Exit, OutOfMemory),
+    Exited(ProcessExit, OomEvidence),
     /// Memory that came back after the process ended.
-    Returned(Returned),
+    Returned(ReturnedMemory),
     /// Memory was read, or could not be.
-    Sampled { taken: Taken, sample: Box<Sample> },
+    Sampled { taken: ReadingContext, sample: Box<ProcessSample> },
     /// Result of a reclaim request.
-    Reclaimed(Box<Reclaimed>),
+    Reclaimed(Box<ReclaimResult>),
 }
 
 #[derive(Debug)]
-pub(crate) enum Control {
-    Restart(By, oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),
+pub(crate) enum ControlMessage {
+    Restart(RequestedBy, oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),
     Drain(oneshot::Sender<Result<(), ControlError>>),
     /// Ask the processes to give memory back.
-    Reclaim(By, oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
+    Reclaim(RequestedBy, oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
     /// Pin or unpin the model, and the operator's name.
     Pin(bool, Arc<str>, oneshot::Sender<Result<PinView, ControlError>>),
     /// New settings. Answered with true if processes are replaced because of them.
-    Apply(SharedSpec, Box<Watch>, oneshot::Sender<bool>),
+    Apply(SharedSpec, Box<WatchConfig>, oneshot::Sender<bool>),
     /// New settings of a remote model. Answered with true if its address changes.
     Point(Box<RemoteSpec>, oneshot::Sender<bool>),
     /// Room granted: GPUs per process, and the number of the wish.
@@ -139,7 +139,7 @@ pub(crate) enum Control {
     /// The previous instance has let go.
     Begin,
     /// Open gates and refused requests of the next instance.
-    Gates(Vec<Gate>, Vec<Refused>),
+    Gates(Vec<OpenGate>, Vec<ModelRefusal>),
     /// End the task: nothing runs here, and the next instance owns the rest.
     Disband,
     Remove,

@@ -99,51 +99,51 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::cooldown::RecycleCooldown;
-use warden_policies::lifecycle::{Effect, Event, Timer};
-use warden_policies::loading::Who;
+use warden_policies::lifecycle::{LifecycleEffect, LifecycleEvent, LifecycleTimer};
+use warden_policies::loading::ModelId;
 use warden_policies::replacement_cost::LullHistory;
 
 use self::experience::ModelExperience;
-use self::fallback::Whole;
+use self::fallback::ConfiguredCommand;
 use self::loading::LoadState;
-use self::mailbox::{Outbox, TaskInbox, mailbox};
-pub(crate) use self::message::{Control, Message, Report};
-use self::needs::Needs;
+use self::mailbox::{TaskInbox, TaskOutbox, mailbox};
+pub(crate) use self::message::{ControlMessage, HelperReport, TaskMessage};
+use self::needs::NeedsState;
 use self::operators::OperatorRequests;
 use self::pin::ManualPin;
 use self::reclaim::ReclaimCounts;
 use self::replacement::ReplacementTracker;
 use self::start_search::DeadStarts;
 use self::timers::ModelTimers;
-use self::unit::{Generation, Role, Unit, UnitId};
+use self::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
 use self::warm::UnloadedState;
 use crate::clock;
-use crate::lease::cell::Cell;
+use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
-use crate::memory::loading::Told;
+use crate::memory::loading::LoadingReport;
 use crate::model::bequeath::ModelWill;
-use crate::model::context::Context;
+use crate::model::context::FleetContext;
 use crate::process::failure::StartLateness;
-use crate::spec::{SharedSpec, Watch};
+use crate::spec::{SharedSpec, WatchConfig};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
 #[derive(Debug)]
-pub(crate) struct Model {
-    context: Arc<Context>,
+pub(crate) struct ModelTask {
+    context: Arc<FleetContext>,
     /// Identity of this model for the loader.
-    who: Who,
+    who: ModelId,
     leases: Arc<LeaseQueue>,
     logs: Arc<LogRing>,
     spec: SharedSpec,
-    watch: Watch,
+    watch: WatchConfig,
     inbox: TaskInbox,
     /// Sender for helpers' reports.
-    outbox: Outbox,
+    outbox: TaskOutbox,
     helpers: JoinSet<()>,
     /// Start searches. Unlike helpers they are awaited at the end, so that their processes are reaped.
     searches: JoinSet<()>,
-    units: Vec<Unit>,
+    units: Vec<ProcessUnit>,
     next_unit: u64,
     /// Processes should run even without waiting requests.
     wanted: bool,
@@ -154,14 +154,14 @@ pub(crate) struct Model {
     /// Pin set by an operator, if any.
     by_hand: Option<ManualPin>,
     /// Configured command, while the fallback arguments replace it.
-    whole: Option<Whole>,
+    whole: Option<ConfiguredCommand>,
     /// Starts that died of a signal.
     dead_starts: DeadStarts,
-    end: Option<End>,
+    end: Option<TaskEnd>,
     /// Instance that decides about the processes.
     custody: TaskCustody,
     /// Processes of the next instance that requests of this one may use.
-    guests: BTreeMap<GenerationId, Arc<Cell>>,
+    guests: BTreeMap<GenerationId, Arc<GenerationCell>>,
     /// Generations whose gates are open in the next instance, as last reported.
     followed: Option<BTreeSet<GenerationId>>,
     replacements: ReplacementTracker,
@@ -178,7 +178,7 @@ pub(crate) struct Model {
     timers: ModelTimers,
     /// Since when the queue's time limits are paused.
     stands: Option<Instant>,
-    needs: Needs,
+    needs: NeedsState,
     /// False after a removal, when another model may have the same name in the published view.
     shown: bool,
     dirty: bool,
@@ -194,7 +194,7 @@ enum TaskCustody {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum TaskEnd {
     Removed,
     /// Shutdown of everything; leases may run until this time.
     Shutdown(Instant),
@@ -206,19 +206,19 @@ const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Upper bound of rounds for settling, more than any state needs. A bug here must not occupy a core for ever.
 const ROUNDS: usize = 64;
 
-impl Model {
+impl ModelTask {
     pub(crate) fn new(
-        context: Arc<Context>,
+        context: Arc<FleetContext>,
         leases: Arc<LeaseQueue>,
         logs: Arc<LogRing>,
         spec: SharedSpec,
-        watch: Watch,
+        watch: WatchConfig,
         will: Option<ModelWill>,
-    ) -> (Self, Outbox) {
+    ) -> (Self, TaskOutbox) {
         let (outbox, inbox) = mailbox();
         let experience =
             ModelExperience::new(LullHistory::new(&warden_policies::defaults().moment, context.now()));
-        let who = Who { name: spec.name.clone(), life: context.loading.next_life() };
+        let who = ModelId { name: spec.name.clone(), life: context.loading.next_life() };
         let mut model = Self {
             context,
             who,
@@ -253,7 +253,7 @@ impl Model {
             dying: Vec::new(),
             timers: ModelTimers::default(),
             stands: None,
-            needs: Needs::default(),
+            needs: NeedsState::default(),
             shown: true,
             dirty: true,
             steps: 0,
@@ -295,8 +295,8 @@ impl Model {
                 for generation in std::mem::take(&mut self.dying) {
                     self.context.fleet_memory.gone(generation);
                 }
-                if self.end == Some(End::Removed) {
-                    self.report_loading(Told::Removed);
+                if self.end == Some(TaskEnd::Removed) {
+                    self.report_loading(LoadingReport::Removed);
                     self.context.leaving.fetch_sub(1, Ordering::SeqCst);
                 }
                 return;
@@ -305,12 +305,12 @@ impl Model {
             let leases = Arc::clone(&self.leases);
             tokio::select! {
                 message = self.inbox.recv() => match message {
-                    Some(Message::Report(generation, report)) => self.take_report(generation, report),
-                    Some(Message::Looked(made_of, sight)) => self.looked(*made_of, sight),
-                    Some(Message::StartSearched(number, finding)) => self.note_start_search(number, *finding),
-                    Some(Message::Control(control)) => self.control(control),
+                    Some(TaskMessage::Report(generation, report)) => self.take_report(generation, report),
+                    Some(TaskMessage::Looked(made_of, sight)) => self.looked(*made_of, sight),
+                    Some(TaskMessage::StartSearched(number, finding)) => self.note_start_search(number, *finding),
+                    Some(TaskMessage::Control(control)) => self.control(control),
                     // No state change; the caller may have stopped waiting.
-                    Some(Message::Beat(question)) => {
+                    Some(TaskMessage::Beat(question)) => {
                         let _left = question.send(());
                     }
                     // Unreachable: we hold a sender ourselves.
@@ -345,7 +345,7 @@ impl Model {
 
     /// Next deadline; `None` without timers.
     fn due_next(&self) -> Option<Instant> {
-        let of_units = self.units.iter().filter_map(Unit::due_next);
+        let of_units = self.units.iter().filter_map(ProcessUnit::due_next);
         let of_model = self.timers.next(Instant::now(), ROOM_CHECK_INTERVAL);
         of_units.chain(of_model).chain(self.end_deadline()).chain(self.away.next()).min()
     }
@@ -364,16 +364,16 @@ impl Model {
                 *at = now + ROOM_CHECK_INTERVAL;
             }
             if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {
-                if timer == Timer::Start {
+                if timer == LifecycleTimer::Start {
                     self.too_late(id, StartLateness::NotReady(self.spec.lifecycle.start_timeout));
-                } else if timer == Timer::Drain && self.may_outlast_drain(id) {
+                } else if timer == LifecycleTimer::Drain && self.may_outlast_drain(id) {
                     self.postpone_drain(id);
-                } else if timer == Timer::Drain && self.may_drain_long(id) {
-                    self.carry_out(id, Effect::Arm(timer));
+                } else if timer == LifecycleTimer::Drain && self.may_drain_long(id) {
+                    self.carry_out(id, LifecycleEffect::Arm(timer));
                 } else if Self::starts(timer) {
-                    self.revive(id, Event::Timer(timer));
+                    self.revive(id, LifecycleEvent::Timer(timer));
                 } else {
-                    self.step(id, Event::Timer(timer));
+                    self.step(id, LifecycleEvent::Timer(timer));
                 }
             }
             self.fire_probe(id, now);
@@ -390,25 +390,25 @@ impl Model {
         self.units.iter().map(|unit| unit.id).collect()
     }
 
-    fn unit(&self, id: UnitId) -> Option<&Unit> {
+    fn unit(&self, id: UnitId) -> Option<&ProcessUnit> {
         self.units.iter().find(|unit| unit.id == id)
     }
 
-    fn unit_mut(&mut self, id: UnitId) -> Option<&mut Unit> {
+    fn unit_mut(&mut self, id: UnitId) -> Option<&mut ProcessUnit> {
         self.units.iter_mut().find(|unit| unit.id == id)
     }
 
     /// Current generation of a unit.
-    fn live(&self, id: UnitId) -> Option<&Generation> {
+    fn live(&self, id: UnitId) -> Option<&LiveGeneration> {
         self.unit(id)?.live.as_deref()
     }
 
-    fn live_mut(&mut self, id: UnitId) -> Option<&mut Generation> {
+    fn live_mut(&mut self, id: UnitId) -> Option<&mut LiveGeneration> {
         self.unit_mut(id)?.live.as_deref_mut()
     }
 
     /// Current generations of all units.
-    fn lives(&self) -> impl Iterator<Item = &Generation> {
+    fn lives(&self) -> impl Iterator<Item = &LiveGeneration> {
         self.units.iter().filter_map(|unit| unit.live.as_deref())
     }
 
@@ -416,16 +416,16 @@ impl Model {
         Some(self.live(id)?.id)
     }
 
-    fn current(&self, replica: u32) -> Option<&Unit> {
-        self.units.iter().find(|unit| unit.role == Role::Current && unit.replica == replica)
+    fn current(&self, replica: u32) -> Option<&ProcessUnit> {
+        self.units.iter().find(|unit| unit.role == UnitRole::Current && unit.replica == replica)
     }
 
-    fn add_unit(&mut self, replica: u32, role: Role) -> UnitId {
+    fn add_unit(&mut self, replica: u32, role: UnitRole) -> UnitId {
         let id = UnitId(self.next_unit);
         self.next_unit += 1;
         // Most models have one unit; the vector would reserve four.
         self.units.reserve_exact(1);
-        self.units.push(Unit::new(id, replica, role));
+        self.units.push(ProcessUnit::new(id, replica, role));
         self.changed();
         id
     }

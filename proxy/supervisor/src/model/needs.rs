@@ -3,19 +3,19 @@
 use tokio::time::Instant;
 use warden_policies::Reason;
 
-use super::recipe::Recipe;
+use super::recipe::ProcessRecipe;
 use crate::process::needs::NeedsCheck;
-use crate::process::needs::missing::Missing;
+use crate::process::needs::missing::MissingNeed;
 
 /// Last results, and who requested the next check.
 #[derive(Debug, Default)]
-pub(super) struct Needs {
+pub(super) struct NeedsState {
     /// A check is running.
     pub(super) looking: bool,
     /// A replacement waits for the next result.
     pub(super) wanted: bool,
     /// Result for that replacement.
-    pub(super) seen: Option<(Instant, Recipe, NeedsCheck)>,
+    pub(super) seen: Option<(Instant, ProcessRecipe, NeedsCheck)>,
     /// Last result with something missing.
     pub(super) found: Option<NeedsCheck>,
     /// Result that kept a replacement from beginning.
@@ -24,9 +24,9 @@ pub(super) struct Needs {
     pub(super) asked: Option<(u32, Reason)>,
 }
 
-impl Needs {
+impl NeedsState {
     /// Missing file or device that keeps the next process from starting, so that the present one stays.
-    pub(super) fn missing(&self) -> Option<&Missing> {
+    pub(super) fn missing(&self) -> Option<&MissingNeed> {
         self.kept.as_ref()?.missing.as_ref()
     }
 }

@@ -4,41 +4,41 @@
 use tokio::sync::oneshot;
 use warden_policies::GenerationId;
 
-use super::message::By;
+use super::message::RequestedBy;
 use crate::error::ControlError;
 use crate::view::ledger::LedgerEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Restart awaited by an operator: each replica needs a process newer than this generation.
 #[derive(Debug)]
-pub(super) struct Restart {
+pub(super) struct RestartRequest {
     pub(super) after: GenerationId,
-    pub(super) by: By,
+    pub(super) by: RequestedBy,
     pub(super) reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
 }
 
 /// Reclaim awaited by an operator.
 #[derive(Debug)]
-pub(super) struct Reclaiming {
+pub(super) struct ReclaimRequest {
     /// Generations that have not answered.
     pub(super) generations: Vec<GenerationId>,
     pub(super) entries: Vec<ReclaimEntry>,
-    pub(super) by: By,
+    pub(super) by: RequestedBy,
     pub(super) reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
 }
 
 /// Drain awaited by an operator: these generations have to end.
 #[derive(Debug)]
-pub(super) struct Drain {
+pub(super) struct DrainRequest {
     pub(super) generations: Vec<GenerationId>,
     pub(super) reply: oneshot::Sender<Result<(), ControlError>>,
 }
 
 #[derive(Default)]
 pub(super) struct OperatorRequests {
-    pub(super) restarts: Vec<Restart>,
-    pub(super) drains: Vec<Drain>,
-    pub(super) reclaims: Vec<Reclaiming>,
+    pub(super) restarts: Vec<RestartRequest>,
+    pub(super) drains: Vec<DrainRequest>,
+    pub(super) reclaims: Vec<ReclaimRequest>,
     /// Answers to send at the end of the turn.
     answers: Vec<Box<dyn FnOnce() + Send>>,
 }
@@ -56,7 +56,11 @@ impl OperatorRequests {
     }
 
     /// Records a generation's answer. Returns the requests that are now complete.
-    pub(super) fn reclaimed(&mut self, generation: GenerationId, entry: &ReclaimEntry) -> Vec<Reclaiming> {
+    pub(super) fn reclaimed(
+        &mut self,
+        generation: GenerationId,
+        entry: &ReclaimEntry,
+    ) -> Vec<ReclaimRequest> {
         for waiting in &mut self.reclaims {
             if let Some(index) = waiting.generations.iter().position(|known| *known == generation) {
                 waiting.generations.remove(index);

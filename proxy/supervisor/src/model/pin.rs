@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Model;
+use super::ModelTask;
 use crate::clock;
 use crate::error::ControlError;
 use crate::view::event::EventKind;
@@ -16,7 +16,7 @@ pub(super) struct ManualPin {
     pub(super) by: String,
 }
 
-impl Model {
+impl ModelTask {
     /// Pins or unpins the model for an operator.
     pub(super) fn pin(&mut self, pinned: bool, by: &str) -> Result<PinView, ControlError> {
         if self.end.is_some() {

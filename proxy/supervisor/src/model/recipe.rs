@@ -4,31 +4,31 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{Command, ModelSpec, Socket, SpawnRequest};
+use crate::spec::{ModelSpec, ServerCommand, SocketMode, SpawnRequest};
 
 /// Command and options of a process. Equal recipes mean that no new process is needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Recipe {
+pub(crate) struct ProcessRecipe {
     pub(super) request: SpawnRequest,
     pub(super) memory_report: bool,
     pub(super) reclaim: bool,
-    socket: Socket,
+    socket: SocketMode,
 }
 
-impl Recipe {
+impl ProcessRecipe {
     pub(super) fn binary(&self) -> &Path {
         &self.command().binary
     }
 
-    pub(super) fn command(&self) -> &Command {
+    pub(super) fn command(&self) -> &ServerCommand {
         &self.request.command
     }
 }
 
 /// Recipe for a new process of this model.
-pub(super) fn recipe(spec: &ModelSpec) -> Recipe {
+pub(super) fn recipe(spec: &ModelSpec) -> ProcessRecipe {
     let request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-    Recipe {
+    ProcessRecipe {
         request,
         memory_report: spec.run.memory_report,
         reclaim: spec.recycle.common.reclaim,

@@ -12,26 +12,26 @@
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::defaults::Recycle;
-use warden_policies::lifecycle::Phase;
-use warden_policies::reclaim::{NoReclaim, Parts, ReclaimDecision, ReclaimWorth};
-use warden_policies::recycle::WhyNot;
-use warden_policies::{Action, Decision, GenerationId, Reason};
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::reclaim::{NoReclaim, ReclaimDecision, ReclaimParts, ReclaimWorth};
+use warden_policies::recycle::RecycleHindrance;
+use warden_policies::{GenerationId, Reason, RecycleAction, RecycleDecision};
 
-use super::message::By;
-use super::operators::Reclaiming;
-use super::unit::{Generation, Unit, UnitId};
-use super::{Model, Report};
+use super::message::RequestedBy;
+use super::operators::ReclaimRequest;
+use super::unit::{LiveGeneration, ProcessUnit, UnitId};
+use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::error::ControlError;
-use crate::memory::loading::Told;
-use crate::process::reclaim_file::Reclaimed;
+use crate::memory::loading::LoadingReport;
+use crate::process::reclaim_file::ReclaimResult;
 use crate::view::event::EventKind;
 use crate::view::reclaim_entry::ReclaimEntry;
 use crate::view::{ReclaimTotals, ReclaimView};
 
 /// Reclaim request under way.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingReclaim {
     entry: ReclaimEntry,
     /// Number of readings begun when the answer came. A later reading shows the effect.
     answered: Option<u64>,
@@ -59,10 +59,15 @@ impl ReclaimCounts {
     }
 }
 
-impl Model {
+impl ModelTask {
     /// Tries a reclaim before the decision. Returns the decision in its present form while a reclaim is
     /// tried, or `None` if the decision is to be carried out.
-    pub(super) fn try_reclaim(&mut self, id: UnitId, decision: &Decision, now: Instant) -> Option<Decision> {
+    pub(super) fn try_reclaim(
+        &mut self,
+        id: UnitId,
+        decision: &RecycleDecision,
+        now: Instant,
+    ) -> Option<RecycleDecision> {
         let at = self.context.now();
         let free = self.replacements.is_empty() && self.end.is_none();
         let policy = self.spec.recycle.common;
@@ -81,31 +86,31 @@ impl Model {
                 live.reclaims.asked(&policy, Some((decision, facts.as_ref())), at);
                 let reason = decision.reason?;
                 self.ask(id, reason, Some(decision));
-                Some(decision.but(WhyNot::Reclaiming))
+                Some(decision.but(RecycleHindrance::Reclaiming))
             }
             ReclaimDecision::Wait => {
-                let limit = if decision.action >= Action::DrainNow {
+                let limit = if decision.action >= RecycleAction::DrainNow {
                     policy.reclaim_limit_hard
                 } else {
                     policy.reclaim_limit
                 };
                 live.timers.judgement = Some(clock::again(now, limit));
-                Some(decision.but(WhyNot::Reclaiming))
+                Some(decision.but(RecycleHindrance::Reclaiming))
             }
-            ReclaimDecision::Rest { seconds, bytes } => Some(Decision {
+            ReclaimDecision::Rest { seconds, bytes } => Some(RecycleDecision {
                 reason: decision.reason,
                 series: decision.series,
                 limit_bytes: decision.limit_bytes,
-                why_not: Some(WhyNot::Reclaimed { seconds, bytes }),
-                ..Decision::OBSERVE
+                why_not: Some(RecycleHindrance::Reclaimed { seconds, bytes }),
+                ..RecycleDecision::OBSERVE
             }),
         }
     }
 
     /// Sends the request in a helper task.
-    fn ask(&mut self, id: UnitId, reason: Reason, decision: Option<&Decision>) {
+    fn ask(&mut self, id: UnitId, reason: Reason, decision: Option<&RecycleDecision>) {
         let policy = self.spec.recycle.common;
-        let urgent = decision.is_some_and(|decision| decision.action >= Action::DrainNow);
+        let urgent = decision.is_some_and(|decision| decision.action >= RecycleAction::DrainNow);
         let wait = if urgent { policy.reclaim_wait_hard } else { policy.reclaim_wait };
         let name = self.spec.name.clone();
         let Some(unit) = self.unit_mut(id) else { return };
@@ -118,13 +123,13 @@ impl Model {
         entry.budget_bytes = decision.and_then(|decision| decision.limit_bytes);
         entry.host_before = live.memory.host;
         entry.vram_before.clone_from(&live.memory.vram);
-        live.asked_back = Some(Asked { entry, answered: None });
-        self.help(generation, async move { Report::Reclaimed(Box::new(process.reclaim(wait).await)) });
+        live.asked_back = Some(PendingReclaim { entry, answered: None });
+        self.help(generation, async move { HelperReport::Reclaimed(Box::new(process.reclaim(wait).await)) });
         self.changed();
     }
 
     /// Handles an answer or its timeout.
-    pub(super) fn reclaimed(&mut self, id: UnitId, answer: &Reclaimed) {
+    pub(super) fn reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
         let Some(asked) = &mut live.asked_back else { return };
@@ -190,7 +195,7 @@ impl Model {
     /// the last answer.
     pub(super) fn give_back(&mut self) {
         let policy = self.spec.recycle.common;
-        let serves = |unit: &&Unit| unit.phase() == Phase::Ready;
+        let serves = |unit: &&ProcessUnit| unit.phase() == BackendPhase::Ready;
         let able: Vec<UnitId> = self
             .units
             .iter()
@@ -209,14 +214,14 @@ impl Model {
         if self.reclaim_counts.for_another && !self.lives().any(|live| live.asked_back.is_some()) {
             self.reclaim_counts.for_another = false;
             self.report_memory();
-            self.report_loading(Told::GaveBack);
+            self.report_loading(LoadingReport::GaveBack);
         }
     }
 
     /// Asks all serving processes at once for an operator. The answer has an entry for each.
     pub(super) fn reclaim(
         &mut self,
-        by: By,
+        by: RequestedBy,
         reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
     ) {
         let policy = self.spec.recycle.common;
@@ -235,14 +240,14 @@ impl Model {
             self.answer(reply, Err(error));
             return;
         }
-        let serves = |unit: &&Unit| unit.phase() == Phase::Ready && unit.live.is_some();
+        let serves = |unit: &&ProcessUnit| unit.phase() == BackendPhase::Ready && unit.live.is_some();
         let serving: Vec<(UnitId, GenerationId, Option<bool>)> = self
             .units
             .iter()
             .filter(serves)
             .filter_map(|unit| {
                 let live = unit.live.as_ref()?;
-                Some((unit.id, live.id, live.memory.parts.map(Parts::any)))
+                Some((unit.id, live.id, live.memory.parts.map(ReclaimParts::any)))
             })
             .collect();
         if serving.is_empty() {
@@ -263,7 +268,7 @@ impl Model {
             return;
         }
         let generations = able.iter().map(|(_, generation)| *generation).collect();
-        self.operators.reclaims.push(Reclaiming { generations, entries: Vec::new(), by, reply });
+        self.operators.reclaims.push(ReclaimRequest { generations, entries: Vec::new(), by, reply });
         self.ask_each(able.into_iter().map(|(id, _)| id), Reason::Operator);
     }
 
@@ -279,10 +284,10 @@ impl Model {
     }
 }
 
-impl Generation {
+impl LiveGeneration {
     /// True if `policy.reclaim` is on and the process has reported that its build can give memory back.
     pub(super) fn can_reclaim(&self, policy: &Recycle) -> bool {
-        policy.reclaim && self.memory.parts.is_some_and(Parts::any)
+        policy.reclaim && self.memory.parts.is_some_and(ReclaimParts::any)
     }
 
     /// Reclaim view of the process.

@@ -12,33 +12,38 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{AfterStop, Event, Timer};
-use warden_policies::{Action, Decision, MemoryKind, Reason};
+use warden_policies::lifecycle::{AfterStop, LifecycleEvent, LifecycleTimer};
+use warden_policies::{MemoryKind, Reason, RecycleAction, RecycleDecision};
 
-use super::Model;
+use super::ModelTask;
 use super::context::ReplacementPermit;
 use super::replacement::{ExceededBudget, Replacement};
-use super::unit::{Role, Unit, UnitId};
+use super::unit::{ProcessUnit, UnitId, UnitRole};
 use crate::clock;
-use crate::error::{ControlError, Failure};
-use crate::memory::loading::Told;
+use crate::error::{BackendFailure, ControlError};
+use crate::memory::loading::LoadingReport;
 use crate::view::event::EventKind;
-use crate::view::ledger::{LedgerEntry, Mode};
+use crate::view::ledger::{LedgerEntry, ReplacementMode};
 
 /// Maximum interval between two requests for a permit.
 const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decision that does not come from the policy.
-pub(super) fn because(reason: Reason) -> Decision {
-    Decision { action: Action::DrainNow, reason: Some(reason), due: true, ..Decision::OBSERVE }
+pub(super) fn because(reason: Reason) -> RecycleDecision {
+    RecycleDecision {
+        action: RecycleAction::DrainNow,
+        reason: Some(reason),
+        due: true,
+        ..RecycleDecision::OBSERVE
+    }
 }
 
-impl Model {
+impl ModelTask {
     /// Begins a replacement that the policy decided and nothing holds back.
     pub(super) fn replace_by_policy(
         &mut self,
         replica: u32,
-        decision: Decision,
+        decision: RecycleDecision,
         permit: Option<ReplacementPermit>,
     ) {
         if self.is_asking_to_stay() {
@@ -58,15 +63,15 @@ impl Model {
     pub(super) fn begin_by_policy(
         &mut self,
         replica: u32,
-        decision: &Decision,
+        decision: &RecycleDecision,
         permit: Option<ReplacementPermit>,
         note: &str,
     ) {
         self.note_policy_replacement(decision);
-        self.record(replica, decision, Mode::Sequential, Some(note.to_owned()), permit);
+        self.record(replica, decision, ReplacementMode::Sequential, Some(note.to_owned()), permit);
     }
 
-    fn note_policy_replacement(&mut self, decision: &Decision) {
+    fn note_policy_replacement(&mut self, decision: &RecycleDecision) {
         let Some(reason) = decision.reason else { return };
         let off = self.cooldown.began(self.context.now(), reason, &self.spec.recycle);
         if let Some(held) = off {
@@ -103,12 +108,12 @@ impl Model {
         self.execute_replacement(id, replica, mode);
     }
 
-    fn execute_replacement(&mut self, id: UnitId, replica: u32, mode: Mode) {
+    fn execute_replacement(&mut self, id: UnitId, replica: u32, mode: ReplacementMode) {
         match mode {
-            Mode::Sequential => self.step(id, Event::Recycle),
-            Mode::Overlap => {
-                let successor = self.add_unit(replica, Role::Successor);
-                self.step(successor, Event::Up);
+            ReplacementMode::Sequential => self.step(id, LifecycleEvent::Recycle),
+            ReplacementMode::Overlap => {
+                let successor = self.add_unit(replica, UnitRole::Successor);
+                self.step(successor, LifecycleEvent::Up);
             }
         }
     }
@@ -117,12 +122,12 @@ impl Model {
     pub(super) fn record(
         &mut self,
         replica: u32,
-        decision: &Decision,
-        mode: Mode,
+        decision: &RecycleDecision,
+        mode: ReplacementMode,
         note: Option<String>,
         permit: Option<ReplacementPermit>,
     ) {
-        let from = self.current(replica).and_then(Unit::generation);
+        let from = self.current(replica).and_then(ProcessUnit::generation);
         self.book(replica, decision, mode, note.clone(), permit);
         if let Some(reason) = decision.reason {
             self.tell(from, EventKind::RecycleBegan { reason, mode, note });
@@ -134,8 +139,8 @@ impl Model {
     pub(super) fn book(
         &mut self,
         replica: u32,
-        decision: &Decision,
-        mode: Mode,
+        decision: &RecycleDecision,
+        mode: ReplacementMode,
         note: Option<String>,
         permit: Option<ReplacementPermit>,
     ) {
@@ -184,9 +189,9 @@ impl Model {
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, role) = (unit.replica, unit.role);
         let now = Instant::now();
-        if role == Role::Retiring {
+        if role == UnitRole::Retiring {
             // Another process serves. Keep draining, without blocking other replacements.
-            unit.timer = Some((Timer::Drain, clock::again(now, deadline)));
+            unit.timer = Some((LifecycleTimer::Drain, clock::again(now, deadline)));
             if let Some(replacement) =
                 unit.generation().and_then(|from| self.replacements.replacement_of_mut(from))
             {
@@ -200,7 +205,7 @@ impl Model {
         live.timers.sample = Some(now);
         let generation = live.id;
         let running = self.leases.in_flight(generation);
-        self.step(id, Event::Resume);
+        self.step(id, LifecycleEvent::Resume);
         let message = format!(
             "{running} request(s) were still running at the drain deadline, and the machine has memory: the process serves on, \
              and is drained again later"
@@ -225,10 +230,10 @@ impl Model {
 
     /// Ends a replacement whose new process does not serve. The entry gives the reason, and waiting
     /// operators get it.
-    pub(super) fn fail(&mut self, replica: u32, failure: &Failure) {
+    pub(super) fn fail(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
-            self.report_loading(Told::Kept);
+            self.report_loading(LoadingReport::Kept);
             self.timers.configuration =
                 Some(clock::again(Instant::now(), self.spec.recycle.common.min_interval));
         }

@@ -1,42 +1,52 @@
 //! Chooses sequential or overlapping replacement by the available memory, with a reason for people.
 
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 use warden_policies::sample::HostMemory;
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind};
 
-use super::Model;
+use super::ModelTask;
 use super::loading::LoadState;
 use super::recipe::recipe;
-use super::unit::Unit;
-use crate::spec::Replace;
-use crate::view::ledger::Mode;
+use super::unit::ProcessUnit;
+use crate::spec::ReplaceMode;
+use crate::view::ledger::ReplacementMode;
 
-impl Model {
+impl ModelTask {
     /// Replacement mode, with its reason for people.
-    pub(super) fn choose(&self, unit: &Unit) -> (Mode, Option<String>) {
+    pub(super) fn choose(&self, unit: &ProcessUnit) -> (ReplacementMode, Option<String>) {
         self.replace_mode(unit, || self.context.world.available())
     }
 
     /// True if a replacement would overlap. Called at every sample, so it uses the sample's available
     /// memory and reads it again only if the sample had none.
-    pub(super) fn would_overlap(&self, unit: &Unit) -> bool {
+    pub(super) fn would_overlap(&self, unit: &ProcessUnit) -> bool {
         let sampled = unit.live.as_ref().and_then(|live| live.memory.totals).map(|totals| totals.available);
-        self.replace_mode(unit, || sampled.or_else(|| self.context.world.available())).0 == Mode::Overlap
+        self.replace_mode(unit, || sampled.or_else(|| self.context.world.available())).0
+            == ReplacementMode::Overlap
     }
 
-    fn replace_mode(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, Option<String>) {
-        if unit.phase() != Phase::Ready {
-            return (Mode::Sequential, Some(format!("sequential: the process is {}", unit.phase())));
+    fn replace_mode(
+        &self,
+        unit: &ProcessUnit,
+        available: impl FnOnce() -> Option<u64>,
+    ) -> (ReplacementMode, Option<String>) {
+        if unit.phase() != BackendPhase::Ready {
+            return (
+                ReplacementMode::Sequential,
+                Some(format!("sequential: the process is {}", unit.phase())),
+            );
         }
         match self.spec.run.replace {
-            Replace::Sequential => (Mode::Sequential, Some("sequential: as configured".to_owned())),
-            Replace::Overlap => (Mode::Overlap, Some("overlap: as configured".to_owned())),
-            Replace::Auto if !self.fits_beside(unit) => {
-                let why = "sequential: with its new settings it has no room beside the process that is there";
-                (Mode::Sequential, Some(why.to_owned()))
+            ReplaceMode::Sequential => {
+                (ReplacementMode::Sequential, Some("sequential: as configured".to_owned()))
             }
-            Replace::Auto => {
+            ReplaceMode::Overlap => (ReplacementMode::Overlap, Some("overlap: as configured".to_owned())),
+            ReplaceMode::Auto if !self.fits_beside(unit) => {
+                let why = "sequential: with its new settings it has no room beside the process that is there";
+                (ReplacementMode::Sequential, Some(why.to_owned()))
+            }
+            ReplaceMode::Auto => {
                 let (mode, note) = self.by_memory(unit, available);
                 (mode, Some(note))
             }
@@ -44,13 +54,17 @@ impl Model {
     }
 
     /// True unless the loader said that a process with the latest settings does not fit next to an older one.
-    fn fits_beside(&self, unit: &Unit) -> bool {
+    fn fits_beside(&self, unit: &ProcessUnit) -> bool {
         let is_older = || unit.live.as_ref().is_some_and(|live| live.made_of != recipe(&self.spec));
         !matches!(self.stand, LoadState::In { beside: false, .. }) || !is_older()
     }
 
-    fn by_memory(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, String) {
-        let sequential = |why: String| (Mode::Sequential, format!("sequential: {why}"));
+    fn by_memory(
+        &self,
+        unit: &ProcessUnit,
+        available: impl FnOnce() -> Option<u64>,
+    ) -> (ReplacementMode, String) {
+        let sequential = |why: String| (ReplacementMode::Sequential, format!("sequential: {why}"));
         let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
         let memory = &live.memory;
         if let Some(no_vram) = memory.no_vram.as_ref().filter(|no_vram| !no_vram.is_normal) {
@@ -92,7 +106,7 @@ impl Model {
             };
             words.push(format!("{free} free on GPU {}{reserved}, {} needed", vram.gpu.0, ByteSize(needed)));
         }
-        let mode = if fits { Mode::Overlap } else { Mode::Sequential };
+        let mode = if fits { ReplacementMode::Overlap } else { ReplacementMode::Sequential };
         (mode, format!("{}: {}", mode.as_str(), words.join(", ")))
     }
 }

@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::cooldown::working_set::BudgetPass;
-use warden_policies::lifecycle::Phase;
-use warden_policies::sample::{HostMemory, Vram};
-use warden_policies::warmth::{NoFile, Warmth};
-use warden_policies::{Decision, GenerationId, MemoryKind, ModelName, Reason, cooldown};
-use warden_sensors::Report;
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::sample::{HostMemory, VramReading};
+use warden_policies::warmth::{NoFileReason, WarmthReport};
+use warden_policies::{GenerationId, MemoryKind, ModelName, Reason, RecycleDecision, cooldown};
+use warden_sensors::CudaReport;
 
 use super::context::ReplacementPermit;
-use super::unit::{Generation, Unit};
+use super::unit::{LiveGeneration, ProcessUnit};
 use super::warm::unpack::SharedWarmState;
 use super::words;
 use crate::clock;
-use crate::lease::queue::Opened;
-use crate::view::ledger::{Evidence, GpuAfterExit, LedgerEntry, Mode};
+use crate::lease::queue::OpenedGate;
+use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementEvidence, ReplacementMode};
 
 /// Budget for which a process is replaced.
 #[derive(Clone, Copy, Debug)]
@@ -64,23 +64,24 @@ pub(super) struct Replacement {
     /// State to carry over to the next process.
     pub(super) luggage: Option<SharedWarmState>,
     /// Why no slot files are carried over.
-    pub(super) no_file: Option<NoFile>,
+    pub(super) no_file: Option<NoFileReason>,
 }
 
 impl Replacement {
     /// Replacement that begins now. `running` counts the requests of the unit's generation.
     pub(super) fn new(
         model: &ModelName,
-        unit: &Unit,
-        (reason, decision): (Reason, &Decision),
-        (mode, note): (Mode, Option<String>),
+        unit: &ProcessUnit,
+        (reason, decision): (Reason, &RecycleDecision),
+        (mode, note): (ReplacementMode, Option<String>),
         running: u32,
         permit: Option<ReplacementPermit>,
     ) -> Self {
         let live = unit.live.as_ref();
         // The machine may have closed the gate already, when the process became suspect.
         let closed =
-            matches!(unit.phase(), Phase::Suspect | Phase::Draining | Phase::Stopping) && live.is_some();
+            matches!(unit.phase(), BackendPhase::Suspect | BackendPhase::Draining | BackendPhase::Stopping)
+                && live.is_some();
         let mut entry = LedgerEntry::of(model.clone(), unit.replica, reason, mode);
         entry.from = unit.generation();
         if let Some(live) = live {
@@ -98,7 +99,7 @@ impl Replacement {
             gone: None,
             gap: None,
             gap_since_began: None,
-            idle_until: (unit.phase() == Phase::Idle).then(Instant::now),
+            idle_until: (unit.phase() == BackendPhase::Idle).then(Instant::now),
             start: None,
             sampled: false,
             measured: live.is_none(),
@@ -122,7 +123,7 @@ impl Replacement {
     /// Ledger entry, without time and number. `failed`: why the replacement did not succeed.
     pub(super) fn end(self, failed: Option<String>) -> LedgerEntry {
         // A replacement that did not begin says nothing about memory.
-        let began = self.closed.is_some() || failed.is_none() || self.entry.mode == Mode::Overlap;
+        let began = self.closed.is_some() || failed.is_none() || self.entry.mode == ReplacementMode::Overlap;
         let helped = self.helped(failed.is_some()).filter(|_| began && !self.tells_nothing);
         let ours_ms = self.ours();
         let span = |from: Option<Instant>, to: Option<Instant>| {
@@ -154,7 +155,8 @@ impl Replacement {
         if failed || self.budget.is_some_and(|budget| budget.repeats) {
             return Some(false);
         }
-        let of_gpu = |all: &[Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
+        let of_gpu =
+            |all: &[VramReading], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
         let (before, after) = match entry.evidence.series.unwrap_or(MemoryKind::Host) {
             MemoryKind::Host => {
                 (entry.host_before.map(HostMemory::charged), entry.host_after.map(HostMemory::charged))
@@ -173,7 +175,7 @@ impl Replacement {
     fn ours(&self) -> Option<u64> {
         let (closed, gone) = (self.closed?, self.gone?);
         let theirs = gone.saturating_duration_since(closed) + self.start?;
-        let gap = self.gap_since_began.filter(|_| self.entry.mode == Mode::Sequential)?;
+        let gap = self.gap_since_began.filter(|_| self.entry.mode == ReplacementMode::Sequential)?;
         Some(clock::millis(gap.saturating_sub(theirs)))
     }
 
@@ -200,7 +202,7 @@ pub(super) struct ReplacementTracker {
     /// Last complete replacement of each replica.
     pub(super) last: Vec<LedgerEntry>,
     /// Conversations carried over at the last replacement that had any.
-    pub(super) warm: Option<Warmth>,
+    pub(super) warm: Option<WarmthReport>,
     /// Number of completed replacements for each reason.
     pub(super) counts: Vec<(Reason, u64)>,
 }
@@ -259,14 +261,14 @@ impl ReplacementTracker {
     }
 
     /// Records why no slot files are carried over.
-    pub(super) fn set_no_file(&mut self, from: GenerationId, why: NoFile) {
+    pub(super) fn set_no_file(&mut self, from: GenerationId, why: NoFileReason) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.no_file = Some(why);
         }
     }
 
     /// Records the result of carrying over a generation's conversations.
-    pub(super) fn note_warm(&mut self, from: GenerationId, warmth: &Warmth) {
+    pub(super) fn note_warm(&mut self, from: GenerationId, warmth: &WarmthReport) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.entry.warm = Some(warmth.clone());
         }
@@ -352,7 +354,7 @@ impl ReplacementTracker {
         &mut self,
         replica: u32,
         generation: GenerationId,
-        opened: &Opened,
+        opened: &OpenedGate,
         start: Duration,
     ) -> Option<(Reason, Option<BudgetPass>)> {
         let of = |known: &&mut Replacement| {
@@ -372,7 +374,12 @@ impl ReplacementTracker {
         Some((replacement.entry.reason, replacement.budget.map(|budget| budget.first)))
     }
 
-    pub(super) fn note_sampled(&mut self, generation: GenerationId, host: Option<HostMemory>, vram: &[Vram]) {
+    pub(super) fn note_sampled(
+        &mut self,
+        generation: GenerationId,
+        host: Option<HostMemory>,
+        vram: &[VramReading],
+    ) {
         let of = |known: &&mut Replacement| known.entry.to == Some(generation);
         if let Some(replacement) = self.under_way.iter_mut().find(of) {
             replacement.sampled = true;
@@ -392,19 +399,19 @@ impl ReplacementTracker {
 }
 
 /// Evidence at the time of a decision.
-fn evidence(live: &Generation, decision: &Decision, note: Option<String>) -> Evidence {
+fn evidence(live: &LiveGeneration, decision: &RecycleDecision, note: Option<String>) -> ReplacementEvidence {
     let work = live.cell.work();
     let facts = live.memory.facts_of(decision.series);
     let growth = decision.series.and_then(|series| live.memory.growth(series));
     let forecast = facts.and_then(|facts| facts.to_hard.or(facts.to_soft).or(facts.to_end));
-    Evidence {
+    ReplacementEvidence {
         host_bytes: live.memory.host.map(HostMemory::charged),
         budget_bytes: decision.limit_bytes,
         requests: work.requests,
         work,
         age_s: live.ready.map(|ready| ready.elapsed()).unwrap_or_default().as_secs_f64(),
         note,
-        report: live.memory.report.as_ref().map(Report::totals),
+        report: live.memory.report.as_ref().map(CudaReport::totals),
         series: decision.series,
         series_bytes: facts.and_then(|facts| facts.charged),
         verdict: growth.map(|growth| growth.verdict),
@@ -416,7 +423,7 @@ fn evidence(live: &Generation, decision: &Decision, note: Option<String>) -> Evi
 }
 
 /// Grounds of a decision, in one sentence.
-fn grounds(live: &Generation, decision: &Decision) -> Option<String> {
+fn grounds(live: &LiveGeneration, decision: &RecycleDecision) -> Option<String> {
     let symptoms = live.health.symptoms();
     let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);
     let words = symptom

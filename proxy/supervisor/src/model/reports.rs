@@ -5,76 +5,78 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::lifecycle::{Cause, Effect, Event, Phase, Timer};
+use warden_policies::lifecycle::{BackendPhase, EndCause, LifecycleEffect, LifecycleEvent, LifecycleTimer};
 use warden_policies::{GenerationId, Reason};
 
 use super::spread::apply_all_settings;
 use super::timers;
-use super::unit::{Pending, Role, Unit, UnitId};
+use super::unit::{PendingSignal, ProcessUnit, UnitId, UnitRole};
 use super::warm::unpack::WarmingResult;
-use super::{Message, Model, Report};
+use super::{HelperReport, ModelTask, TaskMessage};
 use crate::clock;
 use crate::error::{FailureKind, SpawnError};
-use crate::memory::fleet_memory::Returned;
-use crate::process::failure::{self, End, OutOfMemory, StartLateness};
-use crate::process::group::Exit;
+use crate::memory::fleet_memory::ReturnedMemory;
+use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
+use crate::process::group::ProcessExit;
 use crate::process::standstill::stands_still;
-use crate::process::{Ask, Health, Process, Props, discreet, reclaim_file, report_file};
+use crate::process::{
+    BackendProcess, ProbeResult, SampleOptions, ServerProps, discreet, reclaim_file, report_file,
+};
 use crate::view::event::EventKind;
 
-impl Model {
-    pub(super) fn take_report(&mut self, generation: GenerationId, report: Report) {
+impl ModelTask {
+    pub(super) fn take_report(&mut self, generation: GenerationId, report: HelperReport) {
         let Some(id) =
             self.units.iter().find(|unit| unit.generation() == Some(generation)).map(|unit| unit.id)
         else {
             match report {
-                Report::Returned(returned) => self.returned(generation, &returned),
+                HelperReport::Returned(returned) => self.returned(generation, &returned),
                 // No unit needs the process, but it has to be reaped.
-                Report::Spawned(Ok(process)) => {
+                HelperReport::Spawned(Ok(process)) => {
                     process.kill();
                     self.await_exit(generation, process);
                 }
-                Report::Spawned(Err(_)) => self.context.fleet_memory.gone(generation),
-                Report::Exited(..) => self.dying.push(generation),
+                HelperReport::Spawned(Err(_)) => self.context.fleet_memory.gone(generation),
+                HelperReport::Exited(..) => self.dying.push(generation),
                 _ => {}
             }
             return;
         };
         match report {
-            Report::Spawned(Ok(process)) => self.spawned(id, generation, process),
-            Report::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
-            Report::Probed { sent, health, props, vram, unset, warmed } => {
+            HelperReport::Spawned(Ok(process)) => self.spawned(id, generation, process),
+            HelperReport::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
+            HelperReport::Probed { sent, health, props, vram, unset, warmed } => {
                 for message in unset {
                     self.tell(Some(generation), EventKind::SettingLost { message });
                 }
                 self.probed(id, sent, health, props, vram, warmed);
             }
-            Report::Packed(parcel) => self.packed(id, generation, *parcel),
-            Report::Warmed(warmth) => self.note_gate_warmed(generation, *warmth),
-            Report::Unset(messages) => {
+            HelperReport::Packed(parcel) => self.packed(id, generation, *parcel),
+            HelperReport::Warmed(warmth) => self.note_gate_warmed(generation, *warmth),
+            HelperReport::Unset(messages) => {
                 for message in messages {
                     self.tell(Some(generation), EventKind::SettingLost { message });
                 }
             }
-            Report::Said(line, _pending) => self.said(id, &line),
-            Report::Alarmed(_pending) => self.alarmed(id),
-            Report::Looked(sight) => {
+            HelperReport::Said(line, _pending) => self.said(id, &line),
+            HelperReport::Alarmed(_pending) => self.alarmed(id),
+            HelperReport::Looked(sight) => {
                 if let Some(unit) = self.unit_mut(id) {
                     unit.sight = Some(sight);
                 }
             }
-            Report::StandsStill(limit) => self.too_late(id, StartLateness::StoodStill(limit)),
-            Report::Exited(exit, why) => self.exited(id, generation, exit, why),
-            Report::Returned(returned) => self.returned(generation, &returned),
-            Report::Sampled { taken, sample } => self.sampled(id, &taken, &sample),
-            Report::Reclaimed(answer) => self.reclaimed(id, &answer),
+            HelperReport::StandsStill(limit) => self.too_late(id, StartLateness::StoodStill(limit)),
+            HelperReport::Exited(exit, why) => self.exited(id, generation, exit, why),
+            HelperReport::Returned(returned) => self.returned(generation, &returned),
+            HelperReport::Sampled { taken, sample } => self.sampled(id, &taken, &sample),
+            HelperReport::Reclaimed(answer) => self.reclaimed(id, &answer),
         }
     }
 
-    fn spawned(&mut self, id: UnitId, generation: GenerationId, process: Arc<dyn Process>) {
+    fn spawned(&mut self, id: UnitId, generation: GenerationId, process: Arc<dyn BackendProcess>) {
         let Some(unit) = self.unit_mut(id) else { return };
         let replica = unit.replica;
-        let starting = unit.phase() == Phase::Starting;
+        let starting = unit.phase() == BackendPhase::Starting;
         let Some(live) = &mut unit.live else { return };
         live.process = Some(Arc::clone(&process));
         // Set once, because a generation is spawned once.
@@ -84,8 +86,8 @@ impl Model {
             live.spawned = Instant::now();
         }
         match live.pending {
-            Some(Pending::Kill) => process.kill(),
-            Some(Pending::Terminate) => process.terminate(),
+            Some(PendingSignal::Kill) => process.kill(),
+            Some(PendingSignal::Terminate) => process.terminate(),
             None => {}
         }
         if starting {
@@ -104,7 +106,7 @@ impl Model {
     }
 
     /// Reports a stalled start, while the start lasts.
-    fn watch_start(&mut self, id: UnitId, process: Arc<dyn Process>) {
+    fn watch_start(&mut self, id: UnitId, process: Arc<dyn BackendProcess>) {
         let limit = self.spec.lifecycle.start_stall;
         let Some(live) = self.live_mut(id) else { return };
         let over = CancellationToken::new();
@@ -113,7 +115,7 @@ impl Model {
         self.helpers.spawn(async move {
             let still = over.run_until_cancelled(stands_still(&*process, limit)).await;
             if still.is_some() {
-                outbox.send(Message::Report(generation, Report::StandsStill(limit)));
+                outbox.send(TaskMessage::Report(generation, HelperReport::StandsStill(limit)));
             }
         });
     }
@@ -121,11 +123,11 @@ impl Model {
     /// Handles a start that exceeded its time limit.
     pub(super) fn too_late(&mut self, id: UnitId, lateness: StartLateness) {
         let Some(unit) = self.unit_mut(id) else { return };
-        if unit.phase() == Phase::Starting
+        if unit.phase() == BackendPhase::Starting
             && let Some(live) = &mut unit.live
         {
             live.timed_out = Some(lateness);
-            self.step(id, Event::Timer(Timer::Start));
+            self.step(id, LifecycleEvent::Timer(LifecycleTimer::Start));
         }
     }
 
@@ -135,9 +137,9 @@ impl Model {
         // Without a process no memory can come back.
         self.replacements.note_after_exit(generation, &[]);
         // A stop that was requested meanwhile is complete.
-        let stopping = self.unit(id).is_some_and(|unit| unit.phase() == Phase::Stopping);
-        let event = if stopping { Event::Exited } else { Event::SpawnFailed };
-        self.ended(id, generation, event, never_ready, &End::NotSpawned(error), "not created");
+        let stopping = self.unit(id).is_some_and(|unit| unit.phase() == BackendPhase::Stopping);
+        let event = if stopping { LifecycleEvent::Exited } else { LifecycleEvent::SpawnFailed };
+        self.ended(id, generation, event, never_ready, &StartEnd::NotSpawned(error), "not created");
     }
 
     fn said(&mut self, id: UnitId, line: &str) {
@@ -147,7 +149,7 @@ impl Model {
     }
 
     /// Records the final result about the memory that an ended process gave back.
-    fn returned(&mut self, generation: GenerationId, returned: &Returned) {
+    fn returned(&mut self, generation: GenerationId, returned: &ReturnedMemory) {
         self.dying.retain(|known| *known != generation);
         self.context.fleet_memory.gone(generation);
         self.replacements.note_after_exit(generation, &returned.gpus);
@@ -155,13 +157,13 @@ impl Model {
         self.changed();
     }
 
-    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit, why: OutOfMemory) {
+    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: ProcessExit, why: OomEvidence) {
         self.dying.push(generation);
         let timed_out = self.live(id).and_then(|live| live.timed_out);
         let never_ready = self.remove_generation(id, generation);
-        let end = timed_out.map_or(End::Exited(exit, why), End::TimedOut);
+        let end = timed_out.map_or(StartEnd::Exited(exit, why), StartEnd::TimedOut);
         let felled = self.leases.was_felled(generation);
-        let event = |cause| if felled { Event::Felled } else { Event::Exited(cause) };
+        let event = |cause| if felled { LifecycleEvent::Felled } else { LifecycleEvent::Exited(cause) };
         self.ended(id, generation, event, never_ready, &end, &exit.to_string());
     }
 
@@ -212,9 +214,9 @@ impl Model {
         &mut self,
         id: UnitId,
         generation: GenerationId,
-        event: impl Fn(Cause) -> Event,
+        event: impl Fn(EndCause) -> LifecycleEvent,
         never_ready: bool,
-        end: &End<'_>,
+        end: &StartEnd<'_>,
         exit: &str,
     ) {
         let now = self.context.now();
@@ -224,9 +226,9 @@ impl Model {
         }
         let Some(unit) = self.unit(id) else { return };
         let mut after = unit.machine.clone();
-        after.step(event(Cause::MayPass), now, &self.spec.lifecycle);
-        let mut cause = Cause::MayPass;
-        if matches!(after.phase(), Phase::Backoff | Phase::Failed) {
+        after.step(event(EndCause::MayPass), now, &self.spec.lifecycle);
+        let mut cause = EndCause::MayPass;
+        if matches!(after.phase(), BackendPhase::Backoff | BackendPhase::Failed) {
             // Events, the ledger and answers to clients show these lines.
             let lines = discreet::lines(&self.logs.of(generation));
             let refuses = never_ready && self.refuses_slot_files(&lines);
@@ -234,25 +236,25 @@ impl Model {
             let stuck = never_ready && self.note_start_death(end, &mut failure);
             cause = match failure.kind {
                 // The next process is started without slot files.
-                _ if refuses => Cause::MayPass,
-                _ if stuck => Cause::NeedsChange,
-                kind if never_ready && kind.is_permanent() => Cause::NeedsChange,
+                _ if refuses => EndCause::MayPass,
+                _ if stuck => EndCause::NeedsChange,
+                kind if never_ready && kind.is_permanent() => EndCause::NeedsChange,
                 FailureKind::OutOfMemory
                     if never_ready && self.context.fleet_memory.is_making_room(generation) =>
                 {
-                    Cause::Crowded
+                    EndCause::Crowded
                 }
-                _ => Cause::MayPass,
+                _ => EndCause::MayPass,
             };
             self.crashes += 1;
-            if never_ready && cause != Cause::Crowded {
+            if never_ready && cause != EndCause::Crowded {
                 self.report_short(failure.kind);
             }
             if let Some(unit) = self.unit_mut(id) {
                 unit.failure = Some(failure.clone());
-                unit.start_failures += u32::from(never_ready && cause != Cause::Crowded);
+                unit.start_failures += u32::from(never_ready && cause != EndCause::Crowded);
             }
-            let outside = matches!(end, End::Exited(exit, _) if exit.is_from_outside());
+            let outside = matches!(end, StartEnd::Exited(exit, _) if exit.is_from_outside());
             self.tell(Some(generation), EventKind::Crashed { failure, outside });
         } else {
             if let Some(unit) = self.unit_mut(id) {
@@ -270,7 +272,9 @@ impl Model {
         let Some(unit) = self.unit_mut(id) else { return };
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
-        if live.alarmed.is_some() || !matches!(phase, Phase::Ready | Phase::Suspect | Phase::Draining) {
+        if live.alarmed.is_some()
+            || !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining)
+        {
             return;
         }
         let now = Instant::now();
@@ -279,8 +283,8 @@ impl Model {
         // The answer to a probe under way may be older than the line. The pause keeps repeated lines from
         // causing a storm of probes.
         live.timers.probe = Some(live.asked.map_or(now, |asked| clock::again(asked, pause).max(now)));
-        if phase == Phase::Suspect {
-            self.carry_out(id, Effect::Arm(Timer::Suspect));
+        if phase == BackendPhase::Suspect {
+            self.carry_out(id, LifecycleEffect::Arm(LifecycleTimer::Suspect));
         }
     }
 
@@ -292,7 +296,7 @@ impl Model {
         let leases = Arc::clone(&self.leases);
         let heard = self.logs.heard();
         let Some(unit) = self.unit_mut(id) else { return };
-        let (starting, role) = (unit.phase() == Phase::Starting, unit.role);
+        let (starting, role) = (unit.phase() == BackendPhase::Starting, unit.role);
         let Some(live) = &mut unit.live else { return };
         if !timers::take(&mut live.timers.probe, now) {
             return;
@@ -308,24 +312,24 @@ impl Model {
         live.heard.0 = heard;
         live.moves = live.cell.pulses.moves();
         // A successor that lost its GPU must be known before the old process ends.
-        let reads = starting && role == Role::Successor && history.offload(&live.memory.key).is_some();
+        let reads = starting && role == UnitRole::Successor && history.offload(&live.memory.key).is_some();
         let unpacking = if starting { self.unpacking(id) } else { None };
         self.help(generation, async move {
             let health = process.probe(timeout).await;
             let (mut props, mut vram, mut unset, mut warmed) = (None, None, Vec::new(), None);
-            if health == Health::Ready && starting {
+            if health == ProbeResult::Ready && starting {
                 props = Some(process.props(timeout).await);
                 // Before the gate opens: no request may reach a process without its clients' settings.
                 unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
                 if reads {
-                    vram = process.sample(Ask::brief(gpu_age, limit)).await.vram_held();
+                    vram = process.sample(SampleOptions::brief(gpu_age, limit)).await.vram_held();
                 }
                 if let Some(unpacking) = unpacking {
                     let slots = props.as_ref().and_then(|props| props.slots);
                     warmed = unpacking.run(process.as_ref(), slots).await.map(Box::new);
                 }
             }
-            Report::Probed { sent: now, health, props, vram, unset, warmed }
+            HelperReport::Probed { sent: now, health, props, vram, unset, warmed }
         });
     }
 
@@ -333,7 +337,7 @@ impl Model {
     /// a login session. Running requests may end; new ones cannot reach it, and waiting does not help. A
     /// starting process is ended. Returns true if the socket is gone.
     fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
-        let in_start = |unit: &&Unit| unit.phase() == Phase::Starting;
+        let in_start = |unit: &&ProcessUnit| unit.phase() == BackendPhase::Starting;
         if let Some(live) = self.unit(id).filter(in_start).and_then(|unit| unit.live.as_ref()) {
             // Before its first answer the process has not created its socket.
             let is_removed = live.answered && live.asked == Some(sent);
@@ -342,7 +346,8 @@ impl Model {
             }
             return is_removed;
         }
-        let Some(unit) = self.unit(id).filter(|unit| matches!(unit.phase(), Phase::Ready | Phase::Suspect))
+        let Some(unit) =
+            self.unit(id).filter(|unit| matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Suspect))
         else {
             return false;
         };
@@ -353,7 +358,7 @@ impl Model {
             live.socket.display()
         );
         self.tell(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
-        self.step(id, Event::Recycle);
+        self.step(id, LifecycleEvent::Recycle);
         true
     }
 
@@ -361,20 +366,20 @@ impl Model {
         &mut self,
         id: UnitId,
         sent: Instant,
-        health: Health,
-        props: Option<Props>,
+        health: ProbeResult,
+        props: Option<ServerProps>,
         vram: Option<u64>,
         warmed: Option<Box<WarmingResult>>,
     ) {
-        if health == Health::Unreachable && self.replace_unreachable(id, sent) {
+        if health == ProbeResult::Unreachable && self.replace_unreachable(id, sent) {
             return;
         }
-        let health = if health == Health::Unreachable { Health::Lost } else { health };
+        let health = if health == ProbeResult::Unreachable { ProbeResult::Lost } else { health };
         if let Some(live) = self.live_mut(id).filter(|_| health.is_answer()) {
             live.answered = true;
         }
         let timing = self.spec.lifecycle;
-        let crashed = health == Health::Lost && self.crash_line(id).is_some();
+        let crashed = health == ProbeResult::Lost && self.crash_line(id).is_some();
         let Some(unit) = self.unit_mut(id) else { return };
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
@@ -384,26 +389,29 @@ impl Model {
         }
         // After a crash, threads that compute nothing answer for a moment. Only probes sent later count.
         let counts = live.alarmed.map(|since| clock::after(since, timing.crash_probe()));
-        if health != Health::Lost && counts.is_some_and(|counts| sent < counts) {
+        if health != ProbeResult::Lost && counts.is_some_and(|counts| sent < counts) {
             live.timers.probe = counts;
             return;
         }
         match phase {
-            Phase::Starting if health == Health::Ready => {
+            BackendPhase::Starting if health == ProbeResult::Ready => {
                 live.heard.1 = live.heard.0;
                 let turned_down = self.yields_to_old(id, vram);
                 if !turned_down {
                     self.ready(id, props.unwrap_or_default(), warmed);
                 }
             }
-            Phase::Starting => live.timers.probe = Some(clock::again(now, timing.start_probe_interval)),
-            Phase::Draining => self.note_drain_probe(id, sent, health),
-            Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
+            BackendPhase::Starting => {
+                live.timers.probe = Some(clock::again(now, timing.start_probe_interval))
+            }
+            BackendPhase::Draining => self.note_drain_probe(id, sent, health),
+            BackendPhase::Ready | BackendPhase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
                 live.timers.probe = Some(now);
             }
-            Phase::Ready | Phase::Suspect => {
+            BackendPhase::Ready | BackendPhase::Suspect => {
                 // Requests wait because of a doubt or a crash, so probe faster.
-                let hurries = health == Health::Lost && (live.doubted.is_some() || live.alarmed.is_some());
+                let hurries =
+                    health == ProbeResult::Lost && (live.doubted.is_some() || live.alarmed.is_some());
                 let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
                 live.timers.probe = Some(clock::again(now, pause));
                 // Response bytes are a better sign of life than a probe, which may wait behind 1000
@@ -414,23 +422,23 @@ impl Model {
                 } else {
                     live.cell.progressed_since(sent)
                 };
-                if health != Health::Lost || progressed {
+                if health != ProbeResult::Lost || progressed {
                     live.probes_lost = 0;
                     live.doubted = None;
                     // The bytes may have been computed before the crash line.
                     live.alarmed = live.alarmed.map(|_| now);
-                    if health != Health::Lost {
+                    if health != ProbeResult::Lost {
                         live.alarmed = None;
                         live.heard.1 = live.heard.0;
                         self.leases.lives(generation);
                     }
-                    if phase == Phase::Suspect {
-                        self.step(id, Event::ProbesBack);
+                    if phase == BackendPhase::Suspect {
+                        self.step(id, LifecycleEvent::ProbesBack);
                     }
                 } else {
                     live.note_lost(sent);
-                    if phase == Phase::Ready && live.probes_lost >= timing.probes_lost {
-                        self.step(id, Event::ProbesLost);
+                    if phase == BackendPhase::Ready && live.probes_lost >= timing.probes_lost {
+                        self.step(id, LifecycleEvent::ProbesLost);
                     }
                 }
             }
@@ -440,7 +448,7 @@ impl Model {
 
     /// Handles a probe of a draining process. If it is silent too, its requests wait in vain. A process
     /// that has logged a crash gets less time than a silent one.
-    fn note_drain_probe(&mut self, id: UnitId, sent: Instant, health: Health) {
+    fn note_drain_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return };
         let now = Instant::now();
@@ -448,13 +456,13 @@ impl Model {
         let hurries = alarmed || live.short_drain;
         let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
         live.timers.probe = Some(clock::again(now, pause));
-        if health != Health::Lost {
+        if health != ProbeResult::Lost {
             live.alarmed = None;
             live.heard.1 = live.heard.0;
             live.probes_lost = 0;
             if std::mem::take(&mut live.short_drain) {
                 // The process is healthy again: its requests get the usual drain time.
-                self.carry_out(id, Effect::Arm(Timer::Drain));
+                self.carry_out(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
             }
             return;
         }
@@ -478,11 +486,11 @@ impl Model {
             }
         };
         if is_over {
-            self.step(id, Event::Timer(Timer::Drain));
+            self.step(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
         }
     }
 
-    fn ready(&mut self, id: UnitId, props: Props, warmed: Option<Box<WarmingResult>>) {
+    fn ready(&mut self, id: UnitId, props: ServerProps, warmed: Option<Box<WarmingResult>>) {
         let timing = self.spec.lifecycle;
         let command = self.spec.command.clone();
         let available = self.context.world.available();
@@ -522,7 +530,7 @@ impl Model {
         }
         self.arrived(id);
         // The lease gate opens in `step`, before the event is published.
-        self.step(id, Event::ProbeReady);
+        self.step(id, LifecycleEvent::ProbeReady);
         if !adopted {
             self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
         }

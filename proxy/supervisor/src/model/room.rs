@@ -6,37 +6,40 @@
 use std::time::Duration;
 
 use warden_policies::admission::AdmissionMode;
-use warden_policies::cooldown::Ask;
-use warden_policies::lifecycle::Phase;
+use warden_policies::cooldown::CooldownQuery;
+use warden_policies::lifecycle::BackendPhase;
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::{Action, Decision, MemoryKind, Reason};
+use warden_policies::{MemoryKind, Reason, RecycleAction, RecycleDecision};
 
-use super::Model;
-use super::unit::{Generation, Role, Unit};
-use crate::lease::admit::{Board, Known, Left};
+use super::ModelTask;
+use super::unit::{LiveGeneration, ProcessUnit, UnitRole};
+use crate::lease::admit::{MemoryBoard, MemoryHeadroom, ProcessHeadroom};
 
-impl Model {
+impl ModelTask {
     /// Publishes the memory left, by the last readings.
     pub(super) fn publish_room(&mut self) {
         if self.spec.admission.mode == AdmissionMode::Off {
             return;
         }
-        let serving = self.units.iter().filter(|unit| matches!(unit.phase(), Phase::Ready | Phase::Suspect));
-        let known: Vec<Known> = serving.filter_map(|unit| self.process_headroom(unit)).collect();
+        let serving = self
+            .units
+            .iter()
+            .filter(|unit| matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Suspect));
+        let known: Vec<ProcessHeadroom> = serving.filter_map(|unit| self.process_headroom(unit)).collect();
         for unit in &self.units {
             let Some(live) = &unit.live else { continue };
             let memory = &live.memory;
             self.experience.note_prices(memory);
         }
-        self.leases.publish_memory(Board { known });
+        self.leases.publish_memory(MemoryBoard { known });
     }
 
-    fn process_headroom(&self, unit: &Unit) -> Option<Known> {
+    fn process_headroom(&self, unit: &ProcessUnit) -> Option<ProcessHeadroom> {
         let live = unit.live.as_ref().filter(|live| live.memory.is_known())?;
         let memory = &live.memory;
         let series = memory.series(&self.spec.recycle);
         let left = series.iter().map(|facts| self.left(live, facts));
-        Some(Known {
+        Some(ProcessHeadroom {
             generation: live.id,
             largest: memory.largest_prompt,
             busy: memory.busy,
@@ -47,7 +50,7 @@ impl Model {
     }
 
     /// Memory left until the hard budget, or until the end of the machine's or device's memory.
-    fn left(&self, live: &Generation, facts: &SeriesFacts) -> Left {
+    fn left(&self, live: &LiveGeneration, facts: &SeriesFacts) -> MemoryHeadroom {
         // Memory that other processes gave back is reserved for them.
         let reserved = match facts.series {
             MemoryKind::Host => 0,
@@ -61,7 +64,7 @@ impl Model {
         // Memory that this process gives back is free for the next one.
         let gain = facts.gain().unwrap_or(0);
         let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
-        Left {
+        MemoryHeadroom {
             series: facts.series,
             now: least(in_budget(held), free),
             returns: held.zip(floor).map_or(0, |(held, floor)| held.saturating_sub(floor)),
@@ -70,15 +73,15 @@ impl Model {
     }
 
     /// Waiting time of requests during a recycle; `None` if it would be held back.
-    fn recycle_wait(&self, unit: &Unit, live: &Generation) -> Option<Duration> {
-        let free = unit.role == Role::Current && self.replacements.is_empty() && self.end.is_none();
-        let decision = Decision {
-            action: Action::DrainNow,
+    fn recycle_wait(&self, unit: &ProcessUnit, live: &LiveGeneration) -> Option<Duration> {
+        let free = unit.role == UnitRole::Current && self.replacements.is_empty() && self.end.is_none();
+        let decision = RecycleDecision {
+            action: RecycleAction::DrainNow,
             reason: Some(Reason::Admission),
             due: true,
-            ..Decision::OBSERVE
+            ..RecycleDecision::OBSERVE
         };
-        let ask = Ask {
+        let ask = CooldownQuery {
             now: self.context.now(),
             load_time: self.experience.load_time,
             unit: live.random,

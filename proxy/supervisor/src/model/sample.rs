@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use warden_policies::growth::VerdictChange;
-use warden_policies::lifecycle::Phase;
-use warden_policies::replacement_cost::Load;
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::replacement_cost::ReplacementLoad;
 use warden_policies::sample::SampleEdge;
-use warden_policies::share::Member;
+use warden_policies::share::SharedMember;
 use warden_policies::{MemoryKind, cooldown};
 
 use super::timers;
-use super::unit::{Role, Unit, UnitId};
+use super::unit::{ProcessUnit, UnitId, UnitRole};
 use super::words::verdict;
-use super::{Model, Report};
+use super::{HelperReport, ModelTask};
 use crate::clock;
-use crate::memory::fleet_memory::Returned;
-use crate::memory::tracker::{ReadingResult, Taken};
-use crate::process::{Ask, Sample};
+use crate::memory::fleet_memory::ReturnedMemory;
+use crate::memory::tracker::{ReadingContext, ReadingResult};
+use crate::process::{ProcessSample, SampleOptions};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-impl Model {
+impl ModelTask {
     /// Detects idle edges. They arm the idle sample, and the next judgement if a replacement waits for a
     /// quiet moment.
     pub(super) fn watch_idle(&mut self) {
@@ -29,7 +29,7 @@ impl Model {
         for unit in &mut self.units {
             let phase = unit.phase();
             let Some(live) = &mut unit.live else { continue };
-            if phase != Phase::Ready {
+            if phase != BackendPhase::Ready {
                 continue;
             }
             // Requests come and go meanwhile. Edges while a sample is due need no wake-up.
@@ -59,7 +59,7 @@ impl Model {
         }
         let (watch, leases) = (self.watch, Arc::clone(&self.leases));
         let Some(unit) = self.unit_mut(id) else { return };
-        if !matches!(unit.phase(), Phase::Ready | Phase::Suspect | Phase::Draining) {
+        if !matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining) {
             return;
         }
         let Some(live) = &mut unit.live else { return };
@@ -79,7 +79,7 @@ impl Model {
             let reclaims = live.memory.reclaims;
             let share = confirm.then_some(watch.sensors.confirm_share);
             let (metrics, slots) = live.health.asks(leases.in_flight(generation));
-            let ask = Ask {
+            let ask = SampleOptions {
                 confirm,
                 gpu_age: watch.sensors.gpu_age,
                 limit: watch.sensors.read_limit,
@@ -91,7 +91,7 @@ impl Model {
                 // A request that came meanwhile has its buffers in the reading.
                 let in_flight = leases.in_flight(generation);
                 let edge = if idle && in_flight == 0 { SampleEdge::Idle } else { SampleEdge::Tick };
-                let taken = Taken {
+                let taken = ReadingContext {
                     number,
                     at: Instant::now(),
                     edge,
@@ -100,14 +100,14 @@ impl Model {
                     confirm: share,
                     reclaims,
                 };
-                Report::Sampled { taken, sample: Box::new(sample) }
+                HelperReport::Sampled { taken, sample: Box::new(sample) }
             });
         } else if judge {
             self.judge(id);
         }
     }
 
-    pub(super) fn sampled(&mut self, id: UnitId, taken: &Taken, sample: &Sample) {
+    pub(super) fn sampled(&mut self, id: UnitId, taken: &ReadingContext, sample: &ProcessSample) {
         let Some(unit) = self.unit_mut(id) else { return };
         let Some(live) = &mut unit.live else { return };
         let ill_before = live.health.symptoms();
@@ -171,8 +171,8 @@ impl Model {
     fn count_in(&self, id: UnitId) {
         let Some(unit) = self.unit(id) else { return };
         let Some(live) = &unit.live else { return };
-        let free_to_go = unit.role == Role::Current
-            && unit.phase() == Phase::Ready
+        let free_to_go = unit.role == UnitRole::Current
+            && unit.phase() == BackendPhase::Ready
             && self.replacements.is_empty()
             && self.end.is_none();
         let cost = if self.would_overlap(unit) {
@@ -182,7 +182,7 @@ impl Model {
         };
         let series = live.memory.series(&self.spec.recycle);
         let member = |facts: &warden_policies::recycle::SeriesFacts| {
-            let member = Member { charged: facts.charged, fresh: facts.fresh(), cost, free_to_go };
+            let member = SharedMember { charged: facts.charged, fresh: facts.fresh(), cost, free_to_go };
             (facts.series, member)
         };
         let members = series.iter().map(member).collect();
@@ -190,12 +190,12 @@ impl Model {
     }
 
     /// Load that a replacement would meet now.
-    pub(super) fn load(&self, unit: &Unit) -> Load {
-        let Some(live) = &unit.live else { return Load::default() };
+    pub(super) fn load(&self, unit: &ProcessUnit) -> ReplacementLoad {
+        let Some(live) = &unit.live else { return ReplacementLoad::default() };
         let requests = self.leases.in_flight(live.id);
         let work = live.cell.work();
         let usual = work.output_tokens.checked_div(work.requests).unwrap_or(0);
-        Load {
+        ReplacementLoad {
             load_time: self.experience.load_time,
             requests,
             // On average half of a usual answer is left.
@@ -218,7 +218,7 @@ impl Model {
     }
 
     /// Records the memory that came back after a process ended.
-    pub(super) fn note_returned(&mut self, returned: &Returned) {
+    pub(super) fn note_returned(&mut self, returned: &ReturnedMemory) {
         for (series, missing) in &returned.missing {
             if let MemoryKind::Vram(gpu) = series
                 && missing.is_none()
@@ -235,7 +235,7 @@ impl Model {
                 lock(&self.context.leaks).insert(gpu, message.clone());
             }
             let bytes = match held {
-                cooldown::Held::DriverLeak { bytes, .. } => bytes,
+                cooldown::HoldReason::DriverLeak { bytes, .. } => bytes,
                 _ => missing.unwrap_or(0),
             };
             self.tell(None, EventKind::DriverLeak { gpu, bytes, message });

@@ -3,21 +3,21 @@
 use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{AfterStop, Event, Phase, Timer};
+use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleEvent, LifecycleTimer};
 use warden_policies::{GenerationId, Reason};
 
 use super::loading::LoadState;
-use super::operators::Drain;
+use super::operators::DrainRequest;
 use super::recipe::recipe;
 use super::replace::because;
-use super::unit::{Role, Unit, UnitId};
-use super::{End, Model};
-use crate::error::{Denied, Failure};
-use crate::lease::queue::Refusal;
-use crate::lease::queue::coming::Coming;
-use crate::view::ledger::Mode;
+use super::unit::{ProcessUnit, UnitId, UnitRole};
+use super::{ModelTask, TaskEnd};
+use crate::error::{BackendFailure, LeaseDenied};
+use crate::lease::queue::QueueRefusal;
+use crate::lease::queue::coming::NextProcess;
+use crate::view::ledger::ReplacementMode;
 
-impl Model {
+impl ModelTask {
     pub(super) fn settle_once(&mut self) {
         self.probe_doubted_units();
         self.finish_drains();
@@ -49,16 +49,16 @@ impl Model {
     /// Closes generations that refused a connection, until they answer a probe.
     fn probe_doubted_units(&mut self) {
         for generation in self.leases.take_doubts() {
-            let of = |unit: &&mut Unit| unit.generation() == Some(generation);
+            let of = |unit: &&mut ProcessUnit| unit.generation() == Some(generation);
             let Some(unit) = self.units.iter_mut().find(of) else { continue };
             let (id, phase) = (unit.id, unit.phase());
-            if matches!(phase, Phase::Ready | Phase::Suspect)
+            if matches!(phase, BackendPhase::Ready | BackendPhase::Suspect)
                 && let Some(live) = &mut unit.live
             {
                 let now = Instant::now();
                 live.doubted = Some(now);
                 live.timers.probe = live.timers.probe.map(|_| now);
-                self.step(id, Event::ProbesLost);
+                self.step(id, LifecycleEvent::ProbesLost);
             }
         }
     }
@@ -68,35 +68,39 @@ impl Model {
         for id in self.ids() {
             let Some(unit) = self.unit(id) else { continue };
             let empty = unit.generation().is_none_or(|generation| self.leases.is_unused(generation));
-            if unit.phase() == Phase::Draining && empty && self.is_packed(id) {
-                self.step(id, Event::Drained);
+            if unit.phase() == BackendPhase::Draining && empty && self.is_packed(id) {
+                self.step(id, LifecycleEvent::Drained);
             }
         }
     }
 
     /// Switches roles when the successor of an overlap is ready, or when the old process has ended first.
     fn switch_over(&mut self) {
-        let successors = self.units.iter().filter(|unit| unit.role == Role::Successor);
+        let successors = self.units.iter().filter(|unit| unit.role == UnitRole::Successor);
         let pairs: Vec<(UnitId, u32)> = successors.map(|unit| (unit.id, unit.replica)).collect();
         for (new, replica) in pairs {
             let Some(old) = self.current(replica) else { continue };
             let (old, phase, then) = (old.id, old.phase(), old.machine.then());
-            let ready = self.unit(new).is_some_and(|unit| unit.phase() == Phase::Ready);
+            let ready = self.unit(new).is_some_and(|unit| unit.phase() == BackendPhase::Ready);
             // The successor takes its place, so the old one must not restart.
-            if ready || then == Some(AfterStop::Restart) || matches!(phase, Phase::Backoff | Phase::Failed) {
-                self.step(old, Event::Down);
+            if ready
+                || then == Some(AfterStop::Restart)
+                || matches!(phase, BackendPhase::Backoff | BackendPhase::Failed)
+            {
+                self.step(old, LifecycleEvent::Down);
             }
             let gone = self.unit(old).is_some_and(|unit| !unit.machine.has_process());
             if ready || gone {
-                self.set_role(old, Role::Retiring);
-                self.set_role(new, Role::Current);
+                self.set_role(old, UnitRole::Retiring);
+                self.set_role(new, UnitRole::Current);
             }
         }
     }
 
     /// Pauses the time limits of waiting requests while no gate is open because a process drains or stops.
     fn pause_queue_clock(&mut self) {
-        let going = |unit: &Unit| matches!(unit.phase(), Phase::Draining | Phase::Stopping);
+        let going =
+            |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);
         let stands = self.end.is_none() && self.units.iter().any(going) && !self.leases.any_open();
         if stands != self.stands.is_some() {
             self.stands = stands.then(Instant::now);
@@ -104,7 +108,7 @@ impl Model {
         }
     }
 
-    fn set_role(&mut self, id: UnitId, role: Role) {
+    fn set_role(&mut self, id: UnitId, role: UnitRole) {
         if let Some(unit) = self.unit_mut(id) {
             unit.role = role;
         }
@@ -114,7 +118,7 @@ impl Model {
     /// Begins a replacement, with a ledger entry, for an unresponsive process that the machine has given up.
     fn replace_unresponsive(&mut self) {
         let given_up = self.units.iter().filter(|unit| {
-            unit.role == Role::Current
+            unit.role == UnitRole::Current
                 && unit.machine.then() == Some(AfterStop::Restart)
                 && unit.live.as_ref().is_some_and(|live| live.ready.is_some())
         });
@@ -126,7 +130,7 @@ impl Model {
                 let reason = if crashed.is_some() { Reason::Crashed } else { Reason::Unresponsive };
                 let permit = self.current(replica).map(|unit| self.claim(unit.id, replica));
                 let decision = because(reason);
-                self.record(replica, &decision, Mode::Sequential, Some(note), permit);
+                self.record(replica, &decision, ReplacementMode::Sequential, Some(note), permit);
             }
         }
     }
@@ -134,7 +138,7 @@ impl Model {
     /// Removes retired units without a process.
     fn remove_retired(&mut self) {
         let before = self.units.len();
-        self.units.retain(|unit| unit.role != Role::Retiring || unit.machine.has_process());
+        self.units.retain(|unit| unit.role != UnitRole::Retiring || unit.machine.has_process());
         if self.units.len() < before {
             self.changed();
         }
@@ -145,17 +149,17 @@ impl Model {
         let many = self.spec.lifecycle.failures_told;
         let failed = self.units.iter().filter(|unit| match unit.role {
             // The old process serves, so one attempt is enough.
-            Role::Successor => !unit.machine.has_process(),
-            Role::Current => unit.is_hopeless(many),
-            Role::Retiring => false,
+            UnitRole::Successor => !unit.machine.has_process(),
+            UnitRole::Current => unit.is_hopeless(many),
+            UnitRole::Retiring => false,
         });
-        let failed: Vec<(UnitId, u32, Role, Option<Failure>)> =
+        let failed: Vec<(UnitId, u32, UnitRole, Option<BackendFailure>)> =
             failed.map(|unit| (unit.id, unit.replica, unit.role, unit.failure.clone())).collect();
         for (id, replica, role, failure) in failed {
             if let Some(failure) = failure {
                 self.fail(replica, &failure);
             }
-            if role == Role::Successor {
+            if role == UnitRole::Successor {
                 self.units.retain(|unit| unit.id != id);
                 self.changed();
             }
@@ -168,14 +172,18 @@ impl Model {
             return;
         }
         let made_of = recipe(&self.spec);
-        let stumbled = |phase| matches!(phase, Phase::Backoff | Phase::Failed);
-        let current = || self.units.iter().filter(|unit| unit.role == Role::Current);
+        let stumbled = |phase| matches!(phase, BackendPhase::Backoff | BackendPhase::Failed);
+        let current = || self.units.iter().filter(|unit| unit.role == UnitRole::Current);
         if current().any(|unit| stumbled(unit.phase())) {
             return;
         }
         let stale = current().find(|unit| {
             let live = unit.live.as_ref().filter(|live| live.made_of != made_of);
-            live.is_some() && matches!(unit.phase(), Phase::Starting | Phase::Ready | Phase::Suspect)
+            live.is_some()
+                && matches!(
+                    unit.phase(),
+                    BackendPhase::Starting | BackendPhase::Ready | BackendPhase::Suspect
+                )
         });
         if let Some(replica) = stale.map(|unit| unit.replica) {
             self.replace(replica, Reason::Configuration);
@@ -189,13 +197,13 @@ impl Model {
         }
         let leaving = self.context.leaving.load(Ordering::SeqCst) > 0;
         self.timers.room = self.timers.room.filter(|until| leaving && *until > Instant::now());
-        let idle = |unit: &Unit| unit.role == Role::Current && unit.phase() == Phase::Idle;
+        let idle = |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Idle;
         if !self.wanted || self.timers.room.is_some() || !self.units.iter().any(idle) || !self.may_start() {
             return;
         }
         for id in self.ids() {
             if self.unit(id).is_some_and(idle) {
-                self.step(id, Event::Up);
+                self.step(id, LifecycleEvent::Up);
             }
         }
     }
@@ -203,7 +211,7 @@ impl Model {
     /// Publishes when the next process is expected, for waiting requests.
     fn publish_next_process(&self) {
         let starting = self.lives().filter(|live| live.ready.is_none()).map(|live| live.spawned);
-        self.leases.set_next_process(Coming {
+        self.leases.set_next_process(NextProcess {
             since: starting.min(),
             took: self.experience.load_time,
             fastest: self.experience.fastest_start(recipe(&self.spec).command()),
@@ -214,10 +222,10 @@ impl Model {
     /// Refuses requests at once while no process can be expected.
     fn settle_refusal(&mut self) {
         let told = self.spec.lifecycle.failures_told;
-        let units = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
+        let units = || self.units.iter().filter(|unit| unit.role != UnitRole::Retiring);
         let hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(told));
         // The output of a serving process may contain prompts, and this message goes to all clients.
-        let told = |unit: &Unit| {
+        let told = |unit: &ProcessUnit| {
             let mut failure = unit.failure.clone()?;
             if unit.start_failures == 0 {
                 failure.lines.clear();
@@ -229,10 +237,10 @@ impl Model {
             // Retry after the next start.
             let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
             let next = next.unwrap_or_else(Instant::now);
-            if units().all(|unit| unit.phase() == Phase::Failed) {
-                Refusal::Failed(failure, next)
+            if units().all(|unit| unit.phase() == BackendPhase::Failed) {
+                QueueRefusal::Failed(failure, next)
             } else {
-                Refusal::StartFailed(failure, next)
+                QueueRefusal::StartFailed(failure, next)
             }
         });
         self.leases.refuse(refusal);
@@ -256,7 +264,8 @@ impl Model {
 
     /// Answers completed restarts. Returns true if there was one.
     pub(super) fn answer_done_restarts(&mut self) -> bool {
-        let serves = |unit: &Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
+        let serves =
+            |unit: &ProcessUnit| unit.role != UnitRole::Current || unit.phase() == BackendPhase::Ready;
         if !self.replacements.is_empty() || !self.units.iter().all(serves) {
             return false;
         }
@@ -279,7 +288,7 @@ impl Model {
             .into_iter()
             .partition(|drain| drain.generations.iter().any(lives));
         self.operators.drains = waiting;
-        let done: Vec<Drain> = done;
+        let done: Vec<DrainRequest> = done;
         for drain in done {
             self.answer(drain.reply, Ok(()));
         }
@@ -290,27 +299,29 @@ impl Model {
     fn settle_end(&mut self) {
         let (late, over) = match self.end {
             None => return,
-            Some(End::Removed) => (false, true),
-            Some(End::Shutdown(deadline)) => {
+            Some(TaskEnd::Removed) => (false, true),
+            Some(TaskEnd::Shutdown(deadline)) => {
                 let late = deadline <= Instant::now();
                 if !self.leases.any_open() || late {
-                    self.leases.dismiss(&Denied::ShuttingDown);
+                    self.leases.dismiss(&LeaseDenied::ShuttingDown);
                 }
                 (late, late || self.leases.is_idle())
             }
         };
         for id in self.ids() {
-            if over || self.unit(id).is_some_and(|unit| unit.phase() != Phase::Ready) {
-                self.step(id, Event::Down);
+            if over || self.unit(id).is_some_and(|unit| unit.phase() != BackendPhase::Ready) {
+                self.step(id, LifecycleEvent::Down);
             }
-            if late && self.unit(id).is_some_and(|unit| unit.phase() == Phase::Draining) {
-                self.step(id, Event::Timer(Timer::Drain));
+            if late && self.unit(id).is_some_and(|unit| unit.phase() == BackendPhase::Draining) {
+                self.step(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
             }
         }
     }
 }
 
 /// Selects current units that are not newer than a requested restart.
-fn is_not_newer(after: GenerationId) -> impl Fn(&&Unit) -> bool {
-    move |unit| unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
+fn is_not_newer(after: GenerationId) -> impl Fn(&&ProcessUnit) -> bool {
+    move |unit| {
+        unit.role == UnitRole::Current && unit.generation().is_none_or(|generation| generation <= after)
+    }
 }

@@ -1,13 +1,13 @@
 //! View of the model for status, metrics and `/v1/models`.
 
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 
-use super::Model;
-use super::unit::{Generation, Role, Unit};
+use super::ModelTask;
+use super::unit::{LiveGeneration, ProcessUnit, UnitRole};
 use crate::clock;
 use crate::view::{BackendView, ModelOutage, ModelState, ModelView, PolicyView};
 
-impl Model {
+impl ModelTask {
     pub(super) fn show(&self) -> ModelView {
         let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.unit_view(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
@@ -51,9 +51,9 @@ impl Model {
             return None;
         }
         let told = self.spec.lifecycle.failures_told;
-        let down = || self.units.iter().filter(|unit| unit.role != Role::Retiring);
+        let down = || self.units.iter().filter(|unit| unit.role != UnitRole::Retiring);
         let next = down().filter_map(|unit| unit.timer.map(|(_, at)| at)).min()?;
-        let watching = down().any(Unit::waits_for_change);
+        let watching = down().any(ProcessUnit::waits_for_change);
         let name = &self.spec.name;
         let cure = if self.state() == ModelState::Failed {
             format!(
@@ -72,27 +72,27 @@ impl Model {
     }
 
     fn state(&self) -> ModelState {
-        let has = |phases: &[Phase]| {
-            let shown = self.units.iter().filter(|unit| unit.role != Role::Retiring);
-            shown.map(Unit::phase).any(|phase| phases.contains(&phase))
+        let has = |phases: &[BackendPhase]| {
+            let shown = self.units.iter().filter(|unit| unit.role != UnitRole::Retiring);
+            shown.map(ProcessUnit::phase).any(|phase| phases.contains(&phase))
         };
-        let retiring = self.units.iter().any(|unit| unit.role == Role::Retiring);
-        if has(&[Phase::Ready]) {
+        let retiring = self.units.iter().any(|unit| unit.role == UnitRole::Retiring);
+        if has(&[BackendPhase::Ready]) {
             ModelState::Loaded
-        } else if has(&[Phase::Starting]) || self.waits_for_room() {
+        } else if has(&[BackendPhase::Starting]) || self.waits_for_room() {
             ModelState::Loading
-        } else if has(&[Phase::Suspect, Phase::Draining, Phase::Stopping]) || retiring {
+        } else if has(&[BackendPhase::Suspect, BackendPhase::Draining, BackendPhase::Stopping]) || retiring {
             ModelState::Draining
-        } else if has(&[Phase::Backoff]) {
+        } else if has(&[BackendPhase::Backoff]) {
             ModelState::Backoff
-        } else if has(&[Phase::Failed]) {
+        } else if has(&[BackendPhase::Failed]) {
             ModelState::Failed
         } else {
             ModelState::Unloaded
         }
     }
 
-    fn unit_view(&self, unit: &Unit) -> BackendView {
+    fn unit_view(&self, unit: &ProcessUnit) -> BackendView {
         let live = unit.live.as_deref();
         BackendView {
             replica: unit.replica,
@@ -110,7 +110,7 @@ impl Model {
             memory: live.map(|live| live.memory.show()).unwrap_or_default(),
             health: live.map(|live| live.health.show(&live.cell)).unwrap_or_default(),
             degraded: live.and_then(|live| live.degraded).map(|lost| lost.to_string()),
-            reclaim: live.map(Generation::reclaim_view).unwrap_or_default(),
+            reclaim: live.map(LiveGeneration::reclaim_view).unwrap_or_default(),
             next: live.and_then(|live| live.wish.said).map(|(decision, held)| PolicyView { decision, held }),
         }
     }

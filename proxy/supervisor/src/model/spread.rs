@@ -13,23 +13,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warden_policies::GenerationId;
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 
-use super::{Model, Report};
+use super::{HelperReport, ModelTask};
 use crate::lease::queue::LeaseQueue;
-use crate::process::Process;
-use crate::process::settings::{Setting, Settings};
+use crate::process::BackendProcess;
+use crate::process::settings::{ClientSetting, ClientSettings};
 
 /// Limit of rounds for settings that change meanwhile. More are needed only if clients change settings all
 /// the time.
 const MAX_SETTING_ROUNDS: usize = 8;
 
-impl Model {
+impl ModelTask {
     /// Applies new settings to the other processes.
     pub(super) fn spread_settings(&mut self) {
         let timeout = self.spec.lifecycle.probe_timeout;
         for (from, path) in self.leases.settings.take_fresh() {
-            let others: Vec<(GenerationId, Arc<dyn Process>, bool)> = self
+            let others: Vec<(GenerationId, Arc<dyn BackendProcess>, bool)> = self
                 .units
                 .iter()
                 .filter_map(|unit| {
@@ -37,7 +37,7 @@ impl Model {
                     let process = live.process.clone()?;
                     // The probe of a starting process applies the setting, unless it has just ended; trying
                     // again does no harm.
-                    let counts = unit.phase() != Phase::Starting;
+                    let counts = unit.phase() != BackendPhase::Starting;
                     Some((live.id, process, counts))
                 })
                 .collect();
@@ -46,7 +46,7 @@ impl Model {
                 self.help(generation, async move {
                     let unset = set(process.as_ref(), &leases.settings, timeout, |setting| setting.path == path).await;
                     let told = unset.into_iter().filter(|_| counts);
-                    Report::Unset(told.map(|(path, why)| {
+                    HelperReport::Unset(told.map(|(path, why)| {
                         format!("what was set by `POST {path}` is not set in another process of the model: {why}; set it again")
                     }).collect())
                 });
@@ -57,7 +57,7 @@ impl Model {
 
 /// Applies all settings to a process before it serves. Returns descriptions of those that failed.
 pub(super) async fn apply_all_settings(
-    process: &dyn Process,
+    process: &dyn BackendProcess,
     leases: &LeaseQueue,
     timeout: Duration,
 ) -> Vec<String> {
@@ -71,15 +71,15 @@ pub(super) async fn apply_all_settings(
 /// Applies selected settings until no newer ones have come meanwhile. Returns routes and reasons of those
 /// that failed.
 async fn set(
-    process: &dyn Process,
-    settings: &Settings,
+    process: &dyn BackendProcess,
+    settings: &ClientSettings,
     timeout: Duration,
-    wanted: impl Fn(&Setting) -> bool,
+    wanted: impl Fn(&ClientSetting) -> bool,
 ) -> Vec<(String, String)> {
-    let (mut done, mut unset) = (Vec::<Setting>::new(), Vec::new());
+    let (mut done, mut unset) = (Vec::<ClientSetting>::new(), Vec::new());
     for _ in 0..MAX_SETTING_ROUNDS {
         let all = settings.all().into_iter().filter(|setting| wanted(setting) && !done.contains(setting));
-        let missing: Vec<Setting> = all.collect();
+        let missing: Vec<ClientSetting> = all.collect();
         if missing.is_empty() {
             break;
         }

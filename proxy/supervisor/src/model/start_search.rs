@@ -14,25 +14,25 @@
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
-use warden_policies::lifecycle::{Event, Phase};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::start_search::{StartFinding, StartSwitch};
 use warden_policies::{GpuIndex, ModelName};
 
 use super::loading::LoadState;
-use super::unit::{Role, Unit};
-use super::{Message, Model, TaskCustody};
-use crate::error::Failure;
+use super::unit::{ProcessUnit, UnitRole};
+use super::{ModelTask, TaskCustody, TaskMessage};
+use crate::error::BackendFailure;
 use crate::memory::leak_history;
-use crate::process::failure::End;
-use crate::solo::{SoloSpec, Starter};
-use crate::spec::Command;
-use crate::start_search::{StartHunt, death_at_load};
+use crate::process::failure::StartEnd;
+use crate::solo::{SoloSpec, SoloStarter};
+use crate::spec::ServerCommand;
+use crate::start_search::{StartSearchRun, death_at_load};
 use crate::view::event::EventKind;
 
 /// Dead starts of one command.
 #[derive(Debug, Default)]
 pub(super) struct DeadStarts {
-    command: Option<Command>,
+    command: Option<ServerCommand>,
     /// Key of the command in the leak history.
     key: String,
     /// Consecutive deaths with the configured command.
@@ -52,7 +52,7 @@ impl DeadStarts {
     }
 }
 
-impl Model {
+impl ModelTask {
     pub(super) fn is_searching(&self) -> bool {
         self.dead_starts.search.is_some()
     }
@@ -66,8 +66,8 @@ impl Model {
 
     /// Handles the end of a process before it was ready, and adds what is known of such deaths to its
     /// failure. Returns true if the next start needs a change of the configuration.
-    pub(super) fn note_start_death(&mut self, end: &End<'_>, failure: &mut Failure) -> bool {
-        let exit = if let End::Exited(exit, _) = end { Some(*exit) } else { None };
+    pub(super) fn note_start_death(&mut self, end: &StartEnd<'_>, failure: &mut BackendFailure) -> bool {
+        let exit = if let StartEnd::Exited(exit, _) = end { Some(*exit) } else { None };
         let Some(death) = death_at_load(exit, failure) else {
             self.dead_starts.forget_deaths();
             return false;
@@ -112,8 +112,8 @@ impl Model {
     /// True if a search may use the model's room and the CPU: a start has failed and no process of the
     /// model runs.
     fn may_search(&self) -> bool {
-        let waits = |unit: &Unit| {
-            unit.role == Role::Current && unit.phase() == Phase::Backoff && unit.start_failures > 0
+        let waits = |unit: &ProcessUnit| {
+            unit.role == UnitRole::Current && unit.phase() == BackendPhase::Backoff && unit.start_failures > 0
         };
         self.end.is_none()
             && self.custody == TaskCustody::Ours
@@ -139,7 +139,7 @@ impl Model {
             return;
         }
         let generation = self.context.next_generation();
-        let starter = Starter::within(
+        let starter = SoloStarter::within(
             Arc::clone(&self.context.world),
             &self.context.runtime_dir,
             &self.spec.lifecycle,
@@ -161,7 +161,7 @@ impl Model {
             socket: self.spec.run.socket,
             facts: self.spec.facts,
         };
-        let mut hunt = StartHunt { spec, switches, deaths, death };
+        let mut hunt = StartSearchRun { spec, switches, deaths, death };
         let stop = CancellationToken::new();
         self.dead_starts.searches += 1;
         let number = self.dead_starts.searches;
@@ -177,7 +177,7 @@ impl Model {
                 hunt.spec.command.env.push(only);
             }
             let finding = hunt.run(&starter, &mut |_| {}, &stop).await;
-            outbox.send(Message::StartSearched(number, Box::new(finding)));
+            outbox.send(TaskMessage::StartSearched(number, Box::new(finding)));
         });
         self.changed();
     }
@@ -201,7 +201,7 @@ impl Model {
                 failure.message = format!("{}; {}", failure.message, finding.advice());
             }
             if needs_change {
-                self.step(id, Event::Stuck);
+                self.step(id, LifecycleEvent::Stuck);
             }
         }
         self.dead_starts.finding = Some(finding);

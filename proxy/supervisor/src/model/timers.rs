@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 
 use crate::clock;
 
@@ -26,8 +26,8 @@ impl GenerationTimers {
     }
 
     /// Stops probing. Sampling continues in a drain only, because memory that runs out cuts a drain short.
-    pub(super) fn stop(&mut self, phase: Phase) {
-        *self = Self { sample: self.sample.filter(|_| phase == Phase::Draining), ..Self::default() };
+    pub(super) fn stop(&mut self, phase: BackendPhase) {
+        *self = Self { sample: self.sample.filter(|_| phase == BackendPhase::Draining), ..Self::default() };
     }
 
     /// Takes a due idle sample and returns since when the process has to be idle for it.

@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
-use warden_policies::cooldown::Held;
-use warden_policies::cooldown::working_set::Passed;
-use warden_policies::health::Lost;
-use warden_policies::lifecycle::{Event, Machine, Phase, Timer};
+use warden_policies::cooldown::HoldReason;
+use warden_policies::cooldown::working_set::PassedBudgets;
+use warden_policies::health::OffloadLoss;
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleMachine, LifecycleTimer};
 use warden_policies::reclaim::{NoReclaim, ReclaimHistory};
-use warden_policies::{Decision, GenerationId};
+use warden_policies::{GenerationId, RecycleDecision};
 
 use super::health::HealthTracker;
-use super::recipe::Recipe;
-use super::reclaim::Asked;
+use super::recipe::ProcessRecipe;
+use super::reclaim::PendingReclaim;
 use super::timers::GenerationTimers;
-use super::warm::Packed;
-use crate::error::Failure;
-use crate::lease::cell::Cell;
+use super::warm::PackProgress;
+use crate::error::BackendFailure;
+use crate::lease::cell::GenerationCell;
 use crate::memory::tracker::MemoryTracker;
-use crate::process::Process;
+use crate::process::BackendProcess;
 use crate::process::failure::StartLateness;
 use crate::process::needs::NeedsCheck;
 use crate::process::slot_files::SlotFiles;
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Identifies a unit within its model; never reused.
@@ -33,7 +33,7 @@ use crate::view::reclaim_entry::ReclaimEntry;
 pub(super) struct UnitId(pub(super) u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum UnitRole {
     /// Serves the replica.
     Current,
     /// Will serve once it is ready: the new process of an overlap.
@@ -43,27 +43,27 @@ pub(super) enum Role {
 }
 
 #[derive(Debug)]
-pub(super) struct Unit {
+pub(super) struct ProcessUnit {
     pub(super) id: UnitId,
     pub(super) replica: u32,
-    pub(super) role: Role,
-    pub(super) machine: Machine,
-    pub(super) timer: Option<(Timer, Instant)>,
+    pub(super) role: UnitRole,
+    pub(super) machine: LifecycleMachine,
+    pub(super) timer: Option<(LifecycleTimer, Instant)>,
     /// Start event that waits for room.
-    pub(super) held: Option<Event>,
+    pub(super) held: Option<LifecycleEvent>,
     /// Boxed: most models of a large configuration have no process, and would each reserve 1.6 KiB for one.
-    pub(super) live: Option<Box<Generation>>,
+    pub(super) live: Option<Box<LiveGeneration>>,
     /// Consecutive starts that did not become ready.
     pub(super) start_failures: u32,
     /// Why the last process ended by itself.
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<BackendFailure>,
     /// State of the needed files before the last start.
     pub(super) sight: Option<NeedsCheck>,
 }
 
-impl Unit {
-    pub(super) fn new(id: UnitId, replica: u32, role: Role) -> Self {
-        let machine = Machine::new();
+impl ProcessUnit {
+    pub(super) fn new(id: UnitId, replica: u32, role: UnitRole) -> Self {
+        let machine = LifecycleMachine::new();
         Self {
             id,
             replica,
@@ -78,7 +78,7 @@ impl Unit {
         }
     }
 
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> BackendPhase {
         self.machine.phase()
     }
 
@@ -102,8 +102,8 @@ impl Unit {
             return false;
         }
         match self.phase() {
-            Phase::Failed => true,
-            Phase::Backoff => self.start_failures > 0 && self.start_failures >= failures_told,
+            BackendPhase::Failed => true,
+            BackendPhase::Backoff => self.start_failures > 0 && self.start_failures >= failures_told,
             _ => false,
         }
     }
@@ -111,8 +111,8 @@ impl Unit {
     /// True if a changed file may let the next start succeed.
     pub(super) fn waits_for_change(&self) -> bool {
         match self.phase() {
-            Phase::Failed => true,
-            Phase::Backoff => self.start_failures > 0,
+            BackendPhase::Failed => true,
+            BackendPhase::Backoff => self.start_failures > 0,
             _ => false,
         }
     }
@@ -120,9 +120,9 @@ impl Unit {
 
 /// Policy state of a generation.
 #[derive(Debug, Default)]
-pub(super) struct Wish {
+pub(super) struct PolicyWish {
     /// Last decision, and what holds it back.
-    pub(super) said: Option<(Decision, Option<Held>)>,
+    pub(super) said: Option<(RecycleDecision, Option<HoldReason>)>,
     /// Since when the policy wants the process replaced.
     pub(super) since: Option<Instant>,
     /// Since when it drains although the policy wants a drain or more.
@@ -130,26 +130,26 @@ pub(super) struct Wish {
     /// Earliest time of the next drain, because requests outlasted the last one.
     pub(super) not_before: Option<Instant>,
     /// Exceeded budgets, and when they were exceeded.
-    pub(super) passed: Passed,
+    pub(super) passed: PassedBudgets,
 }
 
 /// Signal for a process that is still being created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pending {
+pub(super) enum PendingSignal {
     Terminate,
     Kill,
 }
 
 /// A generation, from the request to create it until it is reaped.
 #[derive(Debug)]
-pub(super) struct Generation {
+pub(super) struct LiveGeneration {
     pub(super) id: GenerationId,
     pub(super) socket: PathBuf,
-    pub(super) cell: Arc<Cell>,
+    pub(super) cell: Arc<GenerationCell>,
     /// Recipe of the process, compared with the present configuration.
-    pub(super) made_of: Recipe,
-    pub(super) process: Option<Arc<dyn Process>>,
-    pub(super) pending: Option<Pending>,
+    pub(super) made_of: ProcessRecipe,
+    pub(super) process: Option<Arc<dyn BackendProcess>>,
+    pub(super) pending: Option<PendingSignal>,
     /// The socket has answered.
     pub(super) answered: bool,
     /// The start exceeded the time limit.
@@ -160,7 +160,7 @@ pub(super) struct Generation {
     /// Load time, if the previous instance made the process.
     pub(super) adopted: Option<Duration>,
     /// Exact command of the process.
-    pub(super) started_with: Option<Command>,
+    pub(super) started_with: Option<ServerCommand>,
     pub(super) ready: Option<Instant>,
     pub(super) slots: Option<u32>,
     pub(super) timers: GenerationTimers,
@@ -185,12 +185,12 @@ pub(super) struct Generation {
     pub(super) memory: Box<MemoryTracker>,
     pub(super) health: Box<HealthTracker>,
     /// Offload lost, compared with the best process with the same command.
-    pub(super) degraded: Option<Lost>,
-    pub(super) wish: Wish,
+    pub(super) degraded: Option<OffloadLoss>,
+    pub(super) wish: PolicyWish,
     /// History of reclaim requests.
     pub(super) reclaims: ReclaimHistory,
     /// Reclaim request under way.
-    pub(super) asked_back: Option<Asked>,
+    pub(super) asked_back: Option<PendingReclaim>,
     pub(super) reclaim_count: u64,
     /// Generation whose conversations it took over.
     pub(super) came_from: Option<GenerationId>,
@@ -202,17 +202,17 @@ pub(super) struct Generation {
     /// Slot directory, if it saves slots.
     pub(super) slot_files: Option<Arc<SlotFiles>>,
     /// Progress of saving slots for the next process.
-    pub(super) packed: Packed,
+    pub(super) packed: PackProgress,
     /// Random number of this generation, for jitter.
     pub(super) random: f64,
 }
 
-impl Generation {
+impl LiveGeneration {
     pub(super) fn new(
         id: GenerationId,
         socket: PathBuf,
-        cell: Arc<Cell>,
-        made_of: Recipe,
+        cell: Arc<GenerationCell>,
+        made_of: ProcessRecipe,
         memory: MemoryTracker,
         health: HealthTracker,
     ) -> Self {
@@ -245,7 +245,7 @@ impl Generation {
             memory: Box::new(memory),
             health: Box::new(health),
             degraded: None,
-            wish: Wish::default(),
+            wish: PolicyWish::default(),
             reclaims: ReclaimHistory::default(),
             asked_back: None,
             reclaim_count: 0,
@@ -254,7 +254,7 @@ impl Generation {
             no_reclaim: None,
             hurried: false,
             slot_files: None,
-            packed: Packed::NotYet,
+            packed: PackProgress::NotYet,
             random: rand::random(),
         }
     }
@@ -278,7 +278,7 @@ impl Generation {
         self.cell.request_stop();
         match &self.process {
             Some(process) => process.terminate(),
-            None => self.pending = self.pending.or(Some(Pending::Terminate)),
+            None => self.pending = self.pending.or(Some(PendingSignal::Terminate)),
         }
     }
 
@@ -287,7 +287,7 @@ impl Generation {
         self.cell.request_stop();
         match &self.process {
             Some(process) => process.kill(),
-            None => self.pending = Some(Pending::Kill),
+            None => self.pending = Some(PendingSignal::Kill),
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use warden_policies::growth::VerdictChange;
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::{ByteSize, Decision, phrases};
+use warden_policies::{ByteSize, RecycleDecision, phrases};
 
 /// Sentence about the memory that a decision is about; `None` if unknown.
-pub(super) fn grounds(decision: &Decision, facts: &SeriesFacts) -> Option<String> {
+pub(super) fn grounds(decision: &RecycleDecision, facts: &SeriesFacts) -> Option<String> {
     let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
     let mut parts = vec![holds];
     parts.extend(facts.fresh().map(|fresh| format!("{} when it was young", ByteSize(fresh))));
@@ -33,8 +33,10 @@ pub(super) fn verdict(change: &VerdictChange) -> String {
 mod tests {
     use std::time::Duration;
 
-    use warden_policies::growth::{Fill, Growth, GrowthBlame, IntervalEstimate, Unit, Verdict};
-    use warden_policies::{Action, GpuIndex, MemoryKind, Reason};
+    use warden_policies::growth::{
+        AllowanceFill, GrowthBlame, GrowthVerdict, IntervalEstimate, SeriesGrowth, WorkUnit,
+    };
+    use warden_policies::{GpuIndex, MemoryKind, Reason, RecycleAction};
 
     use super::*;
 
@@ -42,11 +44,11 @@ mod tests {
     fn the_grounds_name_the_memory_what_it_held_and_the_limit() {
         let series = MemoryKind::Vram(GpuIndex(0));
         let facts = SeriesFacts { at_ready: Some(2 << 30), ..SeriesFacts::of(series, Some(3 << 30)) };
-        let decision = Decision {
-            action: Action::RecycleWhenQuiet,
+        let decision = RecycleDecision {
+            action: RecycleAction::RecycleWhenQuiet,
             reason: Some(Reason::VramSoft),
             limit_bytes: Some(5 << 29),
-            ..Decision::OBSERVE
+            ..RecycleDecision::OBSERVE
         };
         insta::assert_snapshot!(grounds(&decision, &facts).unwrap());
         assert_eq!(grounds(&decision, &SeriesFacts::of(series, None)), None);
@@ -55,24 +57,24 @@ mod tests {
     #[test]
     fn a_change_of_verdict_reads_as_a_sentence() {
         let interval = |value| IntervalEstimate { value, low: value, high: value };
-        let mut growth = Growth {
-            verdict: Verdict::Leaking,
+        let mut growth = SeriesGrowth {
+            verdict: GrowthVerdict::Leaking,
             since_request: 120,
             slope: Some(interval(4.5 * 1024.0 * 1024.0)),
-            fill: Fill { allowed: 2 << 30, used: 3 << 30 },
-            blame: Some(GrowthBlame::Pays { unit: Unit::Image, bytes_per_unit: 1024.0, share: 0.943 }),
-            ..Growth::of(MemoryKind::Host)
+            fill: AllowanceFill { allowed: 2 << 30, used: 3 << 30 },
+            blame: Some(GrowthBlame::Pays { unit: WorkUnit::Image, bytes_per_unit: 1024.0, share: 0.943 }),
+            ..SeriesGrowth::of(MemoryKind::Host)
         };
-        let change = |growth: &Growth| VerdictChange {
+        let change = |growth: &SeriesGrowth| VerdictChange {
             at: Duration::ZERO,
             request: 120,
-            before: Verdict::Bounded,
+            before: GrowthVerdict::Bounded,
             growth: growth.clone(),
         };
         let known = verdict(&change(&growth));
         growth.slope = Some(interval(-2048.0));
         growth.blame = Some(GrowthBlame::Undecided { why: "the load is always the same".to_owned() });
-        growth.fill = Fill::default();
+        growth.fill = AllowanceFill::default();
         insta::assert_snapshot!([known, verdict(&change(&growth))].join("\n"));
     }
 }

@@ -10,7 +10,7 @@ use http::header::{ACCEPT_ENCODING, AUTHORIZATION, HOST, HeaderMap, HeaderValue,
 use http::uri::{InvalidUri, Scheme};
 use http::{Request, Uri};
 
-pub use self::wire::Wire;
+pub use self::wire::EndpointStream;
 
 /// Path of the versioned API. Addresses may be given with or without it.
 const VERSION_PREFIX: &str = "/v1";
@@ -45,7 +45,7 @@ const VIA_PREFIX: &str = "llama-warden-";
 
 /// Endpoint with OpenAI's API. Debug output hides the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Origin {
+pub struct RemoteOrigin {
     tls: bool,
     host: String,
     port: u16,
@@ -56,7 +56,7 @@ pub struct Origin {
     key: Option<String>,
 }
 
-impl Origin {
+impl RemoteOrigin {
     /// Parses an address such as `https://host/api/v1`. With `key`, each request sends it.
     ///
     /// # Errors
@@ -165,14 +165,14 @@ fn keep_our_via(headers: &mut HeaderMap) {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for RemoteOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
         write!(f, "{scheme}://{}{}", self.authority, self.prefix)
     }
 }
 
-impl fmt::Debug for Origin {
+impl fmt::Debug for RemoteOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Origin({self}, {})", if self.has_key() { "with a key" } else { "without a key" })
     }
@@ -203,7 +203,7 @@ mod tests {
             request.headers_mut().append(name, HeaderValue::from_static(value));
         }
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
-        Origin::parse(url, key).unwrap().address(&mut request).unwrap();
+        RemoteOrigin::parse(url, key).unwrap().address(&mut request).unwrap();
         request
     }
 
@@ -219,12 +219,12 @@ mod tests {
             assert_eq!(addressed(url, None, target).uri(), wanted, "{url}");
         }
         let (plain, tls) = ("http://[::1]:81", "https://a.example");
-        let peer = |url| Origin::parse(url, None).map(|origin| (origin.host, origin.port)).unwrap();
+        let peer = |url| RemoteOrigin::parse(url, None).map(|origin| (origin.host, origin.port)).unwrap();
         assert_eq!(peer(plain), ("::1".to_owned(), 81));
         assert_eq!(addressed(plain, None, "/").headers()[HOST], "[::1]:81");
         assert_eq!(peer(tls), ("a.example".to_owned(), 443));
         assert_eq!(
-            Origin::parse("https://a.example/api/v1", None).unwrap().to_string(),
+            RemoteOrigin::parse("https://a.example/api/v1", None).unwrap().to_string(),
             "https://a.example/api"
         );
     }
@@ -247,7 +247,7 @@ mod tests {
             let via = "1.1 llama-warden-0123456789ab, 1.1 llama-warden-ba9876543210";
             assert_eq!(request.headers()[VIA], via);
         }
-        let shown = format!("{:?}", Origin::parse("https://a.example", Some("secret")).unwrap());
+        let shown = format!("{:?}", RemoteOrigin::parse("https://a.example", Some("secret")).unwrap());
         assert_eq!(shown, "Origin(https://a.example, with a key)");
     }
 
@@ -263,7 +263,7 @@ mod tests {
             ("https://a.example/v1/chat/completions", None, "route"),
             ("https://a.example", Some("two\nlines"), "key"),
         ] {
-            let told = Origin::parse(url, key).unwrap_err();
+            let told = RemoteOrigin::parse(url, key).unwrap_err();
             assert!(told.contains(word), "{url}: {told}");
         }
     }

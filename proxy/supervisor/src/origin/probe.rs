@@ -12,10 +12,10 @@ use serde_json::Value;
 use tokio::time::timeout;
 use warden_policies::secrets;
 
-use super::Origin;
+use super::RemoteOrigin;
 
 /// Requested path: every endpoint of this kind has it, and it costs nothing.
-const LIST: &str = "/v1/models";
+const MODELS_PATH: &str = "/v1/models";
 
 /// Maximum size of a list in bytes. Vendors of thousands of models need a few megabytes.
 const MAX_LIST_BYTES: usize = 16 << 20;
@@ -28,7 +28,7 @@ const CONTEXT_FIELDS: [&str; 4] = ["/context_length", "/max_model_len", "/contex
 
 /// Facts from an endpoint that answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct EndpointInfo {
     /// Context length of the model in tokens, if given.
     pub(crate) n_ctx: Option<u32>,
     /// Possible misconfiguration, although requests may be answered.
@@ -45,14 +45,18 @@ pub(crate) enum ProbeFailure {
 }
 
 /// Requests the list of models.
-pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Result<Listed, ProbeFailure> {
+pub(crate) async fn probe(
+    origin: &RemoteOrigin,
+    model: &str,
+    limit: Duration,
+) -> Result<EndpointInfo, ProbeFailure> {
     let asked = timeout(limit, request_list(origin)).await;
-    let Answer { status, location, body } = match asked {
+    let ProbeAnswer { status, location, body } = match asked {
         Ok(answer) => answer.map_err(ProbeFailure::Said)?,
         Err(_) => return Err(ProbeFailure::Slow(format!("it does not answer within {limit:?}"))),
     };
     let code = status.as_u16();
-    let note = |note: String| Ok(Listed { n_ctx: None, note: Some(note) });
+    let note = |note: String| Ok(EndpointInfo { n_ctx: None, note: Some(note) });
     match status {
         StatusCode::UNAUTHORIZED if origin.has_key() => {
             Err(ProbeFailure::Said(format!("it refuses the key in `key_file` (status {code})")))
@@ -61,7 +65,7 @@ pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Resu
             Err(ProbeFailure::Said(format!("it wants a key (status {code}): name its file in `key_file`")))
         }
         status if status.is_server_error() => {
-            Err(ProbeFailure::Said(format!("it answers `GET {LIST}` with status {code}")))
+            Err(ProbeFailure::Said(format!("it answers `GET {MODELS_PATH}` with status {code}")))
         }
         status if status.is_redirection() => {
             let to = location.map(|to| format!(" to `{}`", secrets::text(&to))).unwrap_or_default();
@@ -74,28 +78,28 @@ pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Resu
             note(format!("the endpoint tells nobody with this key what models it has (status {code})"))
         }
         StatusCode::NOT_FOUND => {
-            note(format!("the endpoint has nothing at `{origin}{LIST}`: is `url` right?"))
+            note(format!("the endpoint has nothing at `{origin}{MODELS_PATH}`: is `url` right?"))
         }
         status if !status.is_success() => {
-            note(format!("the endpoint answers `GET {LIST}` with status {code}"))
+            note(format!("the endpoint answers `GET {MODELS_PATH}` with status {code}"))
         }
         _ => Ok(listed(&body, model)),
     }
 }
 
-struct Answer {
+struct ProbeAnswer {
     status: StatusCode,
     location: Option<String>,
     /// The part that came: a head alone is a sign of life.
     body: Bytes,
 }
 
-async fn request_list(origin: &Origin) -> Result<Answer, String> {
+async fn request_list(origin: &RemoteOrigin) -> Result<ProbeAnswer, String> {
     let wire = origin.connect().await.map_err(|error| format!("cannot connect: {error}"))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(wire)).await.map_err(|error| format!("cannot connect: {error}"))?;
     let mut request = Request::new(Empty::<Bytes>::new());
-    *request.uri_mut() = http::Uri::from_static(LIST);
+    *request.uri_mut() = http::Uri::from_static(MODELS_PATH);
     let headers = request.headers_mut();
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     origin.address(&mut request).map_err(|error| error.to_string())?;
@@ -106,7 +110,7 @@ async fn request_list(origin: &Origin) -> Result<Answer, String> {
         let body =
             timeout(LIST_BODY_TIMEOUT, Limited::new(response.into_body(), MAX_LIST_BYTES).collect()).await;
         let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
-        Ok(Answer { status, location, body: body.unwrap_or_default() })
+        Ok(ProbeAnswer { status, location, body: body.unwrap_or_default() })
     };
     tokio::pin!(answered);
     tokio::select! {
@@ -117,15 +121,17 @@ async fn request_list(origin: &Origin) -> Result<Answer, String> {
     }
 }
 
-fn listed(body: &[u8], model: &str) -> Listed {
+fn listed(body: &[u8], model: &str) -> EndpointInfo {
     let list: Value = serde_json::from_slice(body).unwrap_or_default();
-    let Some(all) = list["data"].as_array().filter(|all| !all.is_empty()) else { return Listed::default() };
+    let Some(all) = list["data"].as_array().filter(|all| !all.is_empty()) else {
+        return EndpointInfo::default();
+    };
     let Some(entry) = all.iter().find(|entry| entry["id"] == model) else {
         let note = format!("the endpoint lists models, and `{model}` (`model`) is not among them");
-        return Listed { n_ctx: None, note: Some(note) };
+        return EndpointInfo { n_ctx: None, note: Some(note) };
     };
     let said = CONTEXT_FIELDS.iter().find_map(|place| entry.pointer(place)?.as_u64());
-    Listed { n_ctx: said.and_then(|tokens| u32::try_from(tokens).ok()), note: None }
+    EndpointInfo { n_ctx: said.and_then(|tokens| u32::try_from(tokens).ok()), note: None }
 }
 
 #[cfg(test)]
@@ -137,10 +143,10 @@ mod tests {
     use super::*;
 
     /// Result for an endpoint that sends this and closes.
-    async fn told(answer: &'static str) -> Result<Listed, ProbeFailure> {
+    async fn told(answer: &'static str) -> Result<EndpointInfo, ProbeFailure> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/api/v1", listener.local_addr().unwrap());
-        let origin = Origin::parse(&url, None).unwrap();
+        let origin = RemoteOrigin::parse(&url, None).unwrap();
         let server = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut read = vec![0; 4096];
@@ -183,7 +189,7 @@ mod tests {
             };
             assert!(said.contains(words) && words.is_empty() == said.is_empty(), "{answer}: {said}");
         }
-        let gone = Origin::parse("http://127.0.0.1:1", None).unwrap();
+        let gone = RemoteOrigin::parse("http://127.0.0.1:1", None).unwrap();
         let told = probe(&gone, "m", Duration::from_secs(20)).await;
         assert!(matches!(told, Err(ProbeFailure::Said(why)) if why.starts_with("cannot connect")));
     }
@@ -192,7 +198,7 @@ mod tests {
     fn a_list_says_how_long_a_context_is_or_that_there_is_no_such_model() {
         let missing = || "the endpoint lists models, and `m` (`model`) is not among them".to_owned();
         let of = |list: Value| listed(list.to_string().as_bytes(), "m");
-        let some = |n_ctx, is_missing: bool| Listed { n_ctx, note: is_missing.then(missing) };
+        let some = |n_ctx, is_missing: bool| EndpointInfo { n_ctx, note: is_missing.then(missing) };
         assert_eq!(of(json!({ "data": [{ "id": "m", "context_length": 8192 }] })), some(Some(8192), false));
         assert_eq!(
             of(json!({ "data": [{ "id": "m", "meta": { "n_ctx": 4096 } }] })),
@@ -201,8 +207,8 @@ mod tests {
         assert_eq!(of(json!({ "data": [{ "id": "x" }, { "id": "m" }] })), some(None, false));
         assert_eq!(of(json!({ "data": [{ "id": "x" }] })), some(None, true));
         for unclear in [json!({ "data": [] }), json!([1]), json!("text"), json!({ "data": { "id": "x" } })] {
-            assert_eq!(of(unclear), Listed::default());
+            assert_eq!(of(unclear), EndpointInfo::default());
         }
-        assert_eq!(listed(b"<html>", "m"), Listed::default());
+        assert_eq!(listed(b"<html>", "m"), EndpointInfo::default());
     }
 }

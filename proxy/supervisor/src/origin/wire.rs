@@ -13,22 +13,22 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
-use super::Origin;
+use super::RemoteOrigin;
 use crate::worker_threads::resolve_host;
 
 /// Idle time after which TCP keepalive probes a connection.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
 
 /// Connection to an endpoint, plain or encrypted.
-pub type Wire = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+pub type EndpointStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-impl Origin {
+impl RemoteOrigin {
     /// Connects to the endpoint.
     ///
     /// # Errors
     ///
     /// The host is unknown, does not answer, or has an invalid certificate.
-    pub async fn connect(&self) -> io::Result<Wire> {
+    pub async fn connect(&self) -> io::Result<EndpointStream> {
         let (host, port) = (self.host.as_str(), self.port);
         let addresses = resolve_host(host, port).await?;
         let stream = TcpStream::connect(&addresses[..]).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::process::endpoint::Endpoint;
+use crate::process::endpoint::ListenAddress;
 use crate::process::own_port::{OnlyToOwner, OwnPort};
 
 #[derive(Debug)]
@@ -22,11 +22,11 @@ pub(crate) struct BackendHttp {
 impl BackendHttp {
     /// Uses no pool: llama-server closes an idle connection after 5 s, and probes are too far apart for a
     /// pool to help. `port`: the process that has to listen there, if others could.
-    pub(crate) fn new(endpoint: &Endpoint, key: Option<String>, port: Option<OwnPort>) -> Self {
+    pub(crate) fn new(endpoint: &ListenAddress, key: Option<String>, port: Option<OwnPort>) -> Self {
         let builder = reqwest::Client::builder();
         let (builder, at) = match endpoint {
-            Endpoint::Unix(socket) => (builder.unix_socket(socket.as_path()), "backend".to_owned()),
-            Endpoint::Tcp(address) => (builder, address.to_string()),
+            ListenAddress::Unix(socket) => (builder.unix_socket(socket.as_path()), "backend".to_owned()),
+            ListenAddress::Tcp(address) => (builder, address.to_string()),
         };
         let builder = builder
             .no_proxy()

@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde_json::Value;
-use warden_policies::health::Slots;
+use warden_policies::health::SlotActivity;
 
 /// Fields that change while a slot works.
 const WORK_FIELDS: [&str; 7] = [
@@ -18,14 +18,14 @@ const WORK_FIELDS: [&str; 7] = [
 ];
 
 /// Reads the answer; `None` if it is no list of slots.
-pub(crate) fn read(answer: &Value) -> Option<Slots> {
+pub(crate) fn read(answer: &Value) -> Option<SlotActivity> {
     let slots = answer.as_array().filter(|slots| slots.iter().all(Value::is_object))?;
     let busy = slots.iter().filter(|slot| is_busy(slot)).count();
     let mut hasher = DefaultHasher::new();
     for slot in slots {
         mark(slot, &mut hasher);
     }
-    Some(Slots { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
+    Some(SlotActivity { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
 }
 
 /// Older versions have `state` in place of `is_processing`; 0 is idle.

@@ -26,16 +26,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout, timeout_at};
-use warden_sensors::Relative;
+use warden_sensors::RelatedProcess;
 
 use crate::error::SpawnError;
 use crate::process::control_group::ControlGroup;
-use crate::process::group::{Exit, Group};
-use crate::process::kinship::{self, ChildRelatives, ChildState, LOOK_LIMIT};
+use crate::process::group::{ProcessExit, ProcessGroup};
+use crate::process::kinship::{self, ChildRelatives, ChildState, RELATIVES_LIMIT};
 use crate::process::root::ask::ChildId;
-use crate::process::root::client::Client;
-use crate::process::server_place::{AskedToEnd, Server, outlives_leader};
-use crate::process::spawn::Spawned;
+use crate::process::root::client::RootClient;
+use crate::process::server_place::{ChildServer, StopRequest, outlives_leader};
+use crate::process::spawn::SpawnedChild;
 use crate::process::watched_process::{self, WatchedProcess};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly, run_job};
@@ -52,8 +52,8 @@ const KILLED_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running child. Dropping it kills its process group, unless it was handed over.
 #[derive(Debug)]
-pub struct Child {
-    leader: Leader,
+pub struct ChildProcess {
+    leader: ChildLeader,
     pidfd: AsyncFd<OwnedFd>,
     kinship: Arc<ChildRelatives>,
     output: Mutex<Option<(pipe::Receiver, pipe::Receiver)>>,
@@ -61,46 +61,51 @@ pub struct Child {
 
 /// Process that signals and reaps the child.
 #[derive(Debug)]
-enum Leader {
-    Ours(Group),
-    Roots { child: Created, exit: Mutex<Option<Exit>>, handed_over: AtomicBool },
+enum ChildLeader {
+    Ours(ProcessGroup),
+    Roots { child: RootChild, exit: Mutex<Option<ProcessExit>>, handed_over: AtomicBool },
 }
 
 /// Child of the root, made for us or handed over to us.
 #[derive(Debug)]
-pub(crate) struct Created {
+pub(crate) struct RootChild {
     pub(crate) id: ChildId,
     pub(crate) leader: Pid,
-    pub(crate) client: Arc<Client>,
+    pub(crate) client: Arc<RootClient>,
 }
 
-impl Child {
+impl ChildProcess {
     /// Registers with the current runtime. `mark`: a unique `NAME=VALUE` in the child's environment;
     /// without one, processes that leave its group are not found.
-    pub(crate) fn watch(spawned: Spawned, mark: Option<String>) -> Result<Self, SpawnError> {
-        let Spawned { group, control, stdout, stderr } = spawned;
+    pub(crate) fn watch(spawned: SpawnedChild, mark: Option<String>) -> Result<Self, SpawnError> {
+        let SpawnedChild { group, control, stdout, stderr } = spawned;
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
         let pid = group.id();
         let pidfd = pidfd.map_err(|errno| SpawnError::Watch { pid, source: errno.into() })?;
-        Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr), ChildRelatives::new(pid, mark, control))
+        Self::new(
+            ChildLeader::Ours(group),
+            pidfd,
+            stdout.zip(stderr),
+            ChildRelatives::new(pid, mark, control),
+        )
     }
 
     /// Watches a child of the root. Registers with the current runtime.
     pub(crate) fn of_root(
-        child: Created,
+        child: RootChild,
         pidfd: OwnedFd,
         output: Option<(OwnedFd, OwnedFd)>,
         mark: Option<String>,
     ) -> Result<Self, SpawnError> {
         let handed_over = AtomicBool::new(false);
-        let leader = Leader::Roots { child, exit: Mutex::default(), handed_over };
+        let leader = ChildLeader::Roots { child, exit: Mutex::default(), handed_over };
         let pid = leader.pid();
         let control = ControlGroup::of_child(pid).map(Arc::new);
         let child = Self::new(leader, pidfd, output, ChildRelatives::new(pid, mark, control))?;
         if child.leader_has_ended() {
             // The leader may have ended before the handover.
             let kinship = Arc::clone(&child.kinship);
-            let look = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.relatives());
+            let look = run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, move || kinship.relatives());
             let relatives = look.unwrap_or_default();
             child.kinship.set_outlived(relatives.iter().any(|one| !one.is_zombie));
         }
@@ -108,7 +113,7 @@ impl Child {
     }
 
     fn new(
-        leader: Leader,
+        leader: ChildLeader,
         pidfd: OwnedFd,
         output: Option<(OwnedFd, OwnedFd)>,
         kinship: ChildRelatives,
@@ -143,14 +148,14 @@ impl Child {
     /// Number by which the root knows the child; `None` for our own child.
     pub(crate) fn root_id(&self) -> Option<ChildId> {
         match &self.leader {
-            Leader::Ours(_) => None,
-            Leader::Roots { child, .. } => Some(child.id),
+            ChildLeader::Ours(_) => None,
+            ChildLeader::Roots { child, .. } => Some(child.id),
         }
     }
 
     /// Hands the child over: it no longer ends with us. Our own child has to be kept by the family.
     pub(crate) fn hand_over(&self) {
-        if let Leader::Roots { handed_over, .. } = &self.leader {
+        if let ChildLeader::Roots { handed_over, .. } = &self.leader {
             handed_over.store(true, Ordering::SeqCst);
         }
     }
@@ -187,7 +192,7 @@ impl Child {
 
     /// Takes over a child that was handed to us: it ends with us from now on.
     pub(crate) fn claim(&self) {
-        if let Leader::Roots { handed_over, .. } = &self.leader {
+        if let ChildLeader::Roots { handed_over, .. } = &self.leader {
             handed_over.store(false, Ordering::SeqCst);
         }
     }
@@ -197,38 +202,38 @@ impl Child {
     /// one. Call it once.
     pub fn terminate(&self) {
         match &self.leader {
-            Leader::Ours(group) => group.signal(Signal::TERM),
-            Leader::Roots { child, .. } => child.client.signal(child.id, false),
+            ChildLeader::Ours(group) => group.signal(Signal::TERM),
+            ChildLeader::Roots { child, .. } => child.client.signal(child.id, false),
         }
-        self.kinship.ask_to_end(AskedToEnd::Gently);
+        self.kinship.ask_to_end(StopRequest::Gently);
     }
 
     /// Sends SIGKILL to the group and the server. The task that awaits the end kills other processes that
     /// have left the group.
     pub fn kill(&self) {
         match &self.leader {
-            Leader::Ours(group) => group.signal(Signal::KILL),
-            Leader::Roots { child, .. } => child.client.signal(child.id, true),
+            ChildLeader::Ours(group) => group.signal(Signal::KILL),
+            ChildLeader::Roots { child, .. } => child.client.signal(child.id, true),
         }
         if let Some(server) = self.kinship.watched_server() {
             server.signal(Signal::KILL);
         }
-        self.kinship.ask_to_end(AskedToEnd::AtOnce);
+        self.kinship.ask_to_end(StopRequest::AtOnce);
     }
 
     /// Sends any signal to our own child.
     pub(crate) fn signal(&self, signal: Signal) {
-        if let Leader::Ours(group) = &self.leader {
+        if let ChildLeader::Ours(group) = &self.leader {
             group.signal(signal);
         }
     }
 
     /// Waits for the end of the child's server, kills everything left, and reaps the leader. May be called
     /// again, and dropped at any time.
-    pub async fn wait(&self) -> Exit {
+    pub async fn wait(&self) -> ProcessExit {
         match &self.leader {
-            Leader::Ours(group) => self.wait_for_own(group).await,
-            Leader::Roots { child, exit, .. } => {
+            ChildLeader::Ours(group) => self.wait_for_own(group).await,
+            ChildLeader::Roots { child, exit, .. } => {
                 if let Some(exit) = *lock(exit) {
                     return exit;
                 }
@@ -242,7 +247,7 @@ impl Child {
         watched_process::until_pidfd_ends(&self.pidfd, self.pid()).await;
     }
 
-    async fn wait_for_own(&self, group: &Group) -> Exit {
+    async fn wait_for_own(&self, group: &ProcessGroup) -> ProcessExit {
         let mut changes = self.kinship.changes();
         // Exit of a process left by the leader, if it was our child.
         let mut exit_behind = None;
@@ -253,7 +258,7 @@ impl Child {
             let ChildState { asked, server } = changes.borrow_and_update().clone();
             let Some(leader) = group.ended() else {
                 let outside = match server {
-                    Some(Server::Outside { server, .. }) => Some(server),
+                    Some(ChildServer::Outside { server, .. }) => Some(server),
                     _ => None,
                 };
                 tokio::select! {
@@ -262,7 +267,7 @@ impl Child {
                         let server_exit = outside.and_then(|server| server.reap());
                         if timeout(LEADER_EXIT_LIMIT, self.until_leader_ends()).await.is_err() {
                             group.signal(Signal::KILL);
-                            return self.finish(group, Some(server_exit.unwrap_or(Exit::Unknown))).await;
+                            return self.finish(group, Some(server_exit.unwrap_or(ProcessExit::Unknown))).await;
                         }
                     }
                     _ = changes.changed() => {}
@@ -282,21 +287,23 @@ impl Child {
             if !outlives_leader(leader, asked, self.kinship.left_behind(&relatives)) {
                 let is_outlived = self.kinship.is_outlived();
                 let said = match server {
-                    Some(Server::Member(_) | Server::Outside { .. }) if is_outlived => {
-                        Some(exit_behind.unwrap_or(Exit::Unknown))
+                    Some(ChildServer::Member(_) | ChildServer::Outside { .. }) if is_outlived => {
+                        Some(exit_behind.unwrap_or(ProcessExit::Unknown))
                     }
                     Some(_) => None,
                     None => exit_behind,
                 };
-                let said = said.filter(|_| leader == Exit::Code(0));
+                let said = said.filter(|_| leader == ProcessExit::Code(0));
                 return self.finish(group, said).await;
             }
             self.kinship.set_outlived(true);
-            if asked == AskedToEnd::Gently {
+            if asked == StopRequest::Gently {
                 self.terminate_outside(&relatives, server.as_ref());
             }
             let watched = match &server {
-                Some(Server::Member(server) | Server::Outside { server, .. }) => vec![Arc::clone(server)],
+                Some(ChildServer::Member(server) | ChildServer::Outside { server, .. }) => {
+                    vec![Arc::clone(server)]
+                }
                 _ => kinship::watch_all(&relatives).into_iter().map(Arc::new).collect(),
             };
             tokio::select! {
@@ -309,16 +316,16 @@ impl Child {
     }
 
     /// Sends SIGTERM, once, to processes that a signal to the group does not reach.
-    fn terminate_outside(&self, relatives: &[Relative], server: Option<&Server>) {
+    fn terminate_outside(&self, relatives: &[RelatedProcess], server: Option<&ChildServer>) {
         if !self.kinship.first_to_terminate_outside() {
             return;
         }
         match server {
-            Some(Server::Outside { server, .. }) => server.signal(Signal::TERM),
+            Some(ChildServer::Outside { server, .. }) => server.signal(Signal::TERM),
             Some(_) => {}
             None => {
                 let outside = relatives.iter().filter(|one| one.group != self.pid()).copied();
-                let outside: Vec<Relative> = outside.collect();
+                let outside: Vec<RelatedProcess> = outside.collect();
                 kinship::signal_all(&kinship::watch_all(&outside), Signal::TERM);
             }
         }
@@ -326,7 +333,7 @@ impl Child {
 
     /// Kills all remaining processes and waits for their end, so that their memory is free for the next
     /// process. Then reaps the leader.
-    async fn finish(&self, group: &Group, said: Option<Exit>) -> Exit {
+    async fn finish(&self, group: &ProcessGroup, said: Option<ProcessExit>) -> ProcessExit {
         self.until_leader_ends().await;
         let limit = Instant::now() + KILLED_LIMIT;
         loop {
@@ -367,7 +374,7 @@ impl Child {
 
     /// Waits for a child of the root. The root cannot know a server found only by its answer, so that one
     /// is watched here.
-    async fn wait_for_root_child(&self, child: &Created) -> Exit {
+    async fn wait_for_root_child(&self, child: &RootChild) -> ProcessExit {
         let mut changes = self.kinship.changes();
         let reaped = async {
             self.until_leader_ends().await;
@@ -380,9 +387,9 @@ impl Child {
         loop {
             let ChildState { asked, server } = changes.borrow_and_update().clone();
             let watched = self.kinship.watched_server().filter(|_| !is_server_gone);
-            if asked == AskedToEnd::Gently
+            if asked == StopRequest::Gently
                 && self.leader_has_ended()
-                && let Some(Server::Outside { server, is_relative: false }) = &server
+                && let Some(ChildServer::Outside { server, is_relative: false }) = &server
                 && self.kinship.first_to_terminate_outside()
             {
                 server.signal(Signal::TERM);
@@ -390,11 +397,11 @@ impl Child {
             tokio::select! {
                 exit = &mut reaped => {
                     self.kinship.set_outlived(false);
-                    if let Some(Server::Outside { server, .. }) = &server {
+                    if let Some(ChildServer::Outside { server, .. }) = &server {
                         server.signal(Signal::KILL);
                     }
-                    let is_killed_by_us = is_server_gone && asked != AskedToEnd::AtOnce;
-                    return if is_killed_by_us && exit == Exit::Signal(libc::SIGKILL) { Exit::Unknown } else { exit };
+                    let is_killed_by_us = is_server_gone && asked != StopRequest::AtOnce;
+                    return if is_killed_by_us && exit == ProcessExit::Signal(libc::SIGKILL) { ProcessExit::Unknown } else { exit };
                 }
                 () = until_end(watched.as_deref()) => {
                     is_server_gone = true;
@@ -410,11 +417,11 @@ impl Child {
     }
 
     /// Relatives of the child, without its leader.
-    async fn relatives(&self) -> Vec<Relative> {
+    async fn relatives(&self) -> Vec<RelatedProcess> {
         self.look(ChildRelatives::relatives).await
     }
 
-    async fn look(&self, look: fn(&ChildRelatives) -> Vec<Relative>) -> Vec<Relative> {
+    async fn look(&self, look: fn(&ChildRelatives) -> Vec<RelatedProcess>) -> Vec<RelatedProcess> {
         if !self.kinship.has_relatives() {
             return Vec::new();
         }
@@ -442,20 +449,20 @@ async fn until_first_end(processes: &[Arc<WatchedProcess>]) {
     future::select_all(processes.iter().map(|one| Box::pin(one.ended()))).await;
 }
 
-impl Drop for Child {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
-        let Leader::Ours(group) = &self.leader else { return };
+        let ChildLeader::Ours(group) = &self.leader else { return };
         if group.known().is_none() && self.kinship.has_relatives() {
             group.signal(Signal::KILL);
             let kinship = Arc::clone(&self.kinship);
             // No await is possible here, and the leader must not be reaped before.
-            let left = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.killed_relatives());
+            let left = run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, move || kinship.killed_relatives());
             kinship::kill_found(left, self.pid());
         }
     }
 }
 
-impl Leader {
+impl ChildLeader {
     fn pid(&self) -> u32 {
         match self {
             Self::Ours(group) => group.id(),
@@ -464,7 +471,7 @@ impl Leader {
     }
 }
 
-impl Drop for Leader {
+impl Drop for ChildLeader {
     fn drop(&mut self) {
         if let Self::Roots { child, handed_over, .. } = self
             && !handed_over.load(Ordering::SeqCst)

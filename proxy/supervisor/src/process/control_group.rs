@@ -25,11 +25,11 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use tokio::time::Instant;
-use warden_sensors::Relative;
+use warden_sensors::RelatedProcess;
 
 use crate::process::{instance, watched_process};
 
-const PREFIX: &str = "llama-warden-";
+const GROUP_PREFIX: &str = "llama-warden-";
 /// File that lists a group's processes and accepts new ones.
 const MEMBERS_FILE: &str = "cgroup.procs";
 /// Controllers that would share CPU or disk among groups instead of processes.
@@ -59,7 +59,7 @@ impl ControlGroup {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         for _ in 0..NAME_ATTEMPTS {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = own.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            let path = own.join(format!("{GROUP_PREFIX}{}-{number}", std::process::id()));
             // No other user may open the group, because their lock would exclude ours.
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -106,9 +106,9 @@ impl ControlGroup {
     }
 
     /// Processes of the group, without zombies. Reads `/proc`: not for a runtime thread.
-    pub(crate) fn members(&self) -> Vec<Relative> {
+    pub(crate) fn members(&self) -> Vec<RelatedProcess> {
         let before = self.pids();
-        let found: Vec<Relative> = before.into_iter().filter_map(Relative::with_pid).collect();
+        let found: Vec<RelatedProcess> = before.into_iter().filter_map(RelatedProcess::with_pid).collect();
         // A PID may have been reused before the look. Those still listed were members.
         let still = self.pids();
         found.into_iter().filter(|one| still.contains(&one.process.pid)).collect()
@@ -244,7 +244,7 @@ fn log_remaining(group: &ControlGroup) {
 
 /// PID in the name of one of our groups.
 fn maker(name: &str) -> Option<u32> {
-    let (pid, number) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    let (pid, number) = name.strip_prefix(GROUP_PREFIX)?.split_once('-')?;
     number.parse::<u32>().ok()?;
     pid.parse().ok()
 }

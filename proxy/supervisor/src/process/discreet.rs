@@ -1,18 +1,18 @@
 //! Removes secrets from the output of a process, which may repeat those that it was given.
 
 use warden_policies::own_variables::is_ours_alone;
-use warden_policies::secrets::{self, Known};
+use warden_policies::secrets::{self, KnownSecrets};
 
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 
 /// Secrets of a process: in its arguments, its variables, and inherited variables.
-pub(crate) fn known(command: &Command) -> Known {
+pub(crate) fn known(command: &ServerCommand) -> KnownSecrets {
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let pair = (name.into_string().ok()?, value.into_string().ok()?);
         (!is_ours_alone(&pair.0) && !command.env_remove.contains(&pair.0)).then_some(pair)
     });
     let all: Vec<(String, String)> = inherited.chain(command.env.iter().cloned()).collect();
-    Known::of(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))
+    KnownSecrets::of(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))
 }
 
 /// Lines with possible secrets removed.

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use warden_policies::ServerFacts;
 
-use crate::spec::Socket;
+use crate::spec::SocketMode;
 
 /// Address of a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Endpoint {
+pub enum ListenAddress {
     /// Unix socket, which other users of the machine cannot reach.
     Unix(PathBuf),
     /// Loopback port, to which any user of the machine can connect.
@@ -21,24 +21,24 @@ pub enum Endpoint {
 
 /// Address for a new process, by the configuration and the binary's abilities. A chosen port is free now.
 /// If another program takes it first, the start fails, and the next one gets another port.
-pub(crate) fn endpoint(socket: Socket, facts: ServerFacts, path: &Path) -> io::Result<Endpoint> {
+pub(crate) fn endpoint(socket: SocketMode, facts: ServerFacts, path: &Path) -> io::Result<ListenAddress> {
     let unix = match socket {
-        Socket::Auto => facts.unix_sockets != Some(false),
-        Socket::Unix => true,
-        Socket::Tcp => false,
+        SocketMode::Auto => facts.unix_sockets != Some(false),
+        SocketMode::Unix => true,
+        SocketMode::Tcp => false,
     };
     if unix {
-        return Ok(Endpoint::Unix(path.to_owned()));
+        return Ok(ListenAddress::Unix(path.to_owned()));
     }
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    listener.local_addr().map(Endpoint::Tcp)
+    listener.local_addr().map(ListenAddress::Tcp)
 }
 
 /// llama-server's flags for an address.
-pub(crate) fn flags(endpoint: &Endpoint) -> Vec<String> {
+pub(crate) fn flags(endpoint: &ListenAddress) -> Vec<String> {
     match endpoint {
-        Endpoint::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],
-        Endpoint::Tcp(address) => {
+        ListenAddress::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],
+        ListenAddress::Tcp(address) => {
             let (host, port) = (address.ip().to_string(), address.port().to_string());
             vec!["--host".to_owned(), host, "--port".to_owned(), port]
         }

@@ -1,4 +1,4 @@
-//! Classifies a failed start by the process's end and its output. Pure: text in, a [`Failure`] out.
+//! Classifies a failed start by the process's end and its output. Pure: text in, a [`BackendFailure`] out.
 //!
 //! The phrases come from llama-server and the dynamic loader. The first kind that matches wins, so causes
 //! come before consequences: a model that does not fit also "fails to load". Warnings are ignored, because
@@ -7,16 +7,16 @@
 
 use std::time::Duration;
 
-use crate::error::{Failure, FailureKind, SpawnError};
-use crate::process::group::Exit;
+use crate::error::{BackendFailure, FailureKind, SpawnError};
+use crate::process::group::ProcessExit;
 
 /// End of a start.
 #[derive(Debug)]
-pub(crate) enum End<'a> {
+pub(crate) enum StartEnd<'a> {
     /// The process could not be created.
     NotSpawned(&'a SpawnError),
     /// The process ended. For SIGKILL: whether lack of memory was the reason.
-    Exited(Exit, OutOfMemory),
+    Exited(ProcessExit, OomEvidence),
     /// The process was killed because it was not ready in time.
     TimedOut(StartLateness),
 }
@@ -34,7 +34,7 @@ pub(crate) enum StartLateness {
 
 /// Kernel counters after a process was ended by SIGKILL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum OutOfMemory {
+pub(crate) enum OomEvidence {
     /// The counters cannot be read.
     #[default]
     Unknown,
@@ -97,14 +97,14 @@ fn has(line: &str, phrases: &[&str]) -> bool {
 /// Classifies the end of a process that did not become ready, or that crashed.
 ///
 /// `lines`: all lines still known; the last `keep` of them are shown.
-pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32) -> Failure {
+pub(crate) fn judge(end: &StartEnd<'_>, lines: &[String], keep: usize, failures: u32) -> BackendFailure {
     let (kind, message) = match end {
-        End::NotSpawned(error) => spawn_failure(error),
-        End::TimedOut(lateness) => (FailureKind::Timeout, lateness_message(*lateness)),
-        End::Exited(exit, why) => exit_failure(*exit, *why, lines),
+        StartEnd::NotSpawned(error) => spawn_failure(error),
+        StartEnd::TimedOut(lateness) => (FailureKind::Timeout, lateness_message(*lateness)),
+        StartEnd::Exited(exit, why) => exit_failure(*exit, *why, lines),
     };
     let lines = lines[lines.len().saturating_sub(keep)..].to_vec();
-    Failure { kind, message, lines, failures }
+    BackendFailure { kind, message, lines, failures }
 }
 
 fn lateness_message(lateness: StartLateness) -> String {
@@ -159,7 +159,7 @@ fn is_warning(line: &str) -> bool {
     line.starts_with("warn") || line.contains("failed to mlock") || line.contains("pinned memory")
 }
 
-fn exit_failure(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, String) {
+fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (FailureKind, String) {
     let errors: Vec<&String> = lines.iter().filter(|line| !is_warning(line)).collect();
     // The first match is the cause; later lines are consequences.
     let find = |phrases: &[&str]| errors.iter().find(|line| has(line, phrases)).map(|line| said(line));
@@ -191,7 +191,7 @@ fn exit_failure(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind,
         let hint = "use a smaller context (-c), fewer layers on the GPU (-ngl) or a smaller quantization";
         return (FailureKind::OutOfMemory, format!("memory ran out ({line}): {hint}"));
     }
-    if exit == Exit::Signal(libc::SIGKILL) {
+    if exit == ProcessExit::Signal(libc::SIGKILL) {
         return kill_failure(exit, why);
     }
     if let Some(line) = find(BAD_MODEL_PHRASES) {
@@ -203,11 +203,11 @@ fn exit_failure(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind,
         return (FailureKind::NotLoaded, format!("the model could not be loaded ({line}): {hint}"));
     }
     match (exit, find(ABORT_PHRASES)) {
-        (Exit::Signal(_), Some(line)) => (FailureKind::Signal, format!("it died of {exit} ({line})")),
-        (Exit::Signal(_), None) => {
+        (ProcessExit::Signal(_), Some(line)) => (FailureKind::Signal, format!("it died of {exit} ({line})")),
+        (ProcessExit::Signal(_), None) => {
             (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
         }
-        (Exit::Code(0), _) => (
+        (ProcessExit::Code(0), _) => (
             FailureKind::Exit,
             format!(
                 "it ended by itself with {exit}; its last lines may tell why. Where the binary is a script that left its server \
@@ -218,28 +218,28 @@ fn exit_failure(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind,
     }
 }
 
-fn kill_failure(exit: Exit, why: OutOfMemory) -> (FailureKind, String) {
+fn kill_failure(exit: ProcessExit, why: OomEvidence) -> (FailureKind, String) {
     const USE_LESS_ADVICE: &str = "use a smaller context or model";
     match why {
-        OutOfMemory::Group => (
+        OomEvidence::Group => (
             FailureKind::OutOfMemory,
             format!(
                 "the kernel killed it for lack of memory in its control group ({exit}): {USE_LESS_ADVICE}, or raise the group's limit"
             ),
         ),
-        OutOfMemory::Machine => (
+        OomEvidence::Machine => (
             FailureKind::OutOfMemory,
             format!(
                 "it was killed with {exit} when the kernel was killing for lack of memory (`dmesg` names the process): {USE_LESS_ADVICE}"
             ),
         ),
-        OutOfMemory::No => (
+        OomEvidence::No => (
             FailureKind::Signal,
             format!(
                 "it was killed by a person or a program with {exit}; the kernel killed nobody for lack of memory"
             ),
         ),
-        OutOfMemory::Unknown => (
+        OomEvidence::Unknown => (
             FailureKind::Signal,
             format!(
                 "it was killed by somebody else with {exit}; whether by the kernel, for lack of memory, `dmesg` tells"
@@ -281,9 +281,9 @@ mod tests {
 
     use super::*;
 
-    fn of(exit: Exit, text: &str) -> Failure {
+    fn of(exit: ProcessExit, text: &str) -> BackendFailure {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        judge(&End::Exited(exit, OutOfMemory::Unknown), &lines, 2, 1)
+        judge(&StartEnd::Exited(exit, OomEvidence::Unknown), &lines, 2, 1)
     }
 
     #[test]
@@ -331,7 +331,7 @@ mod tests {
             (1, "E srv  load_model: failed to load model", FailureKind::NotLoaded),
             (7, "nothing of note", FailureKind::Exit),
         ] {
-            let failure = of(Exit::Code(code), text);
+            let failure = of(ProcessExit::Code(code), text);
             assert_eq!(failure.kind, kind, "{text}");
             told.extend([failure.message.as_str(), "\n"]);
         }
@@ -340,20 +340,20 @@ mod tests {
 
     #[test]
     fn a_death_by_signal_is_told_and_sigkill_means_lack_of_memory_only_where_the_kernel_counted_it() {
-        let of_kill = |why| judge(&End::Exited(Exit::Signal(9), why), &[], 2, 1);
+        let of_kill = |why| judge(&StartEnd::Exited(ProcessExit::Signal(9), why), &[], 2, 1);
         let mut told = String::new();
         for (why, kind) in [
-            (OutOfMemory::Unknown, FailureKind::Signal),
-            (OutOfMemory::No, FailureKind::Signal),
-            (OutOfMemory::Group, FailureKind::OutOfMemory),
-            (OutOfMemory::Machine, FailureKind::OutOfMemory),
+            (OomEvidence::Unknown, FailureKind::Signal),
+            (OomEvidence::No, FailureKind::Signal),
+            (OomEvidence::Group, FailureKind::OutOfMemory),
+            (OomEvidence::Machine, FailureKind::OutOfMemory),
         ] {
             let failure = of_kill(why);
             assert_eq!(failure.kind, kind, "{why:?}");
             told.extend([failure.message.as_str(), "\n"]);
         }
         for line in ["GGML_ASSERT(n > 1) failed", "nothing of note"] {
-            let failure = of(Exit::Signal(6), line);
+            let failure = of(ProcessExit::Signal(6), line);
             assert_eq!(failure.kind, FailureKind::Signal);
             told.extend([failure.message.as_str(), "\n"]);
         }
@@ -367,26 +367,26 @@ mod tests {
         let pinned = "ggml_cuda_host_malloc: failed to allocate 512.00 MiB of pinned memory: out of memory";
         let bad = "0.00.024.698 E gguf_init_from_file: failed to open GGUF file '/a.gguf'";
         for warning in [mlock, leveled, pinned] {
-            let failure = of(Exit::Code(1), &format!("{warning}\n{bad}"));
+            let failure = of(ProcessExit::Code(1), &format!("{warning}\n{bad}"));
             assert_eq!(failure.kind, FailureKind::BadModel, "{}", failure.message);
-            assert_eq!(of(Exit::Code(3), warning).kind, FailureKind::Exit, "{warning}");
+            assert_eq!(of(ProcessExit::Code(3), warning).kind, FailureKind::Exit, "{warning}");
         }
         let short =
             "0.00.024.396 E ggml_aligned_malloc: insufficient memory (attempted to allocate 3128.00 MB)";
         let not_loaded = "0.00.024.698 E srv  load_model: failed to load model";
-        let kind = |lines: [&str; 3]| of(Exit::Code(1), &lines.join("\n")).kind;
+        let kind = |lines: [&str; 3]| of(ProcessExit::Code(1), &lines.join("\n")).kind;
         assert_eq!(kind([short, bad, not_loaded]), FailureKind::BadModel);
         assert_eq!(kind([bad, short, not_loaded]), FailureKind::OutOfMemory);
     }
 
     #[test]
     fn the_last_lines_are_kept() {
-        assert_eq!(of(Exit::Code(1), "a\nb\nc").lines, ["b", "c"]);
+        assert_eq!(of(ProcessExit::Code(1), "a\nb\nc").lines, ["b", "c"]);
         assert!(
-            of(Exit::Code(0), "").message.contains("exec llama-server"),
+            of(ProcessExit::Code(0), "").message.contains("exec llama-server"),
             "a wrapper that left nothing to watch"
         );
-        assert_eq!(of(Exit::Code(1), "").lines, [""; 0]);
+        assert_eq!(of(ProcessExit::Code(1), "").lines, [""; 0]);
     }
 
     #[test]
@@ -394,15 +394,15 @@ mod tests {
         let of_errno = |errno| {
             let source = std::io::Error::from_raw_os_error(errno);
             let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
-            judge(&End::NotSpawned(&error), &[], 5, 1)
+            judge(&StartEnd::NotSpawned(&error), &[], 5, 1)
         };
         let permanent = [libc::ENOENT, libc::EACCES, libc::ENOEXEC, libc::EISDIR].map(of_errno);
         let passing = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::EIO].map(of_errno);
         assert!(permanent.iter().all(|failure| failure.kind.is_permanent()));
         assert!(!passing.iter().any(|failure| failure.kind.is_permanent()), "that may pass");
         let [late, still] = [StartLateness::NotReady, StartLateness::StoodStill]
-            .map(|late| judge(&End::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
-        let removed = judge(&End::TimedOut(StartLateness::SocketRemoved), &[], 5, 1);
+            .map(|late| judge(&StartEnd::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
+        let removed = judge(&StartEnd::TimedOut(StartLateness::SocketRemoved), &[], 5, 1);
         let told = permanent.iter().chain(&passing).chain([&late, &still, &removed]);
         insta::assert_snapshot!(told.map(|failure| failure.message.clone() + "\n").collect::<String>());
     }

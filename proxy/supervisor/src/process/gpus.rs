@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
-use warden_sensors::Gpus;
-use warden_sensors::gpu::{Device, DeviceReading, Fault, Snapshot};
+use warden_sensors::GpuSensors;
+use warden_sensors::gpu::{DeviceReading, GpuDevice, GpuFault, GpuSnapshot};
 
 use crate::view::DeviceView;
 use crate::worker_threads::{WorkKind, run_job};
@@ -27,13 +27,13 @@ pub(crate) struct NumberedFault {
     /// Grows with each fault, from 1.
     pub(crate) number: u64,
     pub(crate) gpu: GpuIndex,
-    pub(crate) fault: Fault,
+    pub(crate) fault: GpuFault,
 }
 
 /// State of all GPUs at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GpuDevices {
-    pub(crate) known: Vec<Device>,
+    pub(crate) known: Vec<GpuDevice>,
     pub(crate) readings: Vec<DeviceReading>,
     /// Latest faults, oldest first.
     pub(crate) faults: Vec<NumberedFault>,
@@ -71,8 +71,8 @@ impl GpuDevices {
         let xid = |gpu| {
             let of = |seen: &&NumberedFault| seen.gpu == gpu;
             self.faults.iter().rev().filter(of).find_map(|seen| match seen.fault {
-                Fault::Xid(xid) => xid,
-                Fault::Ecc(_) | Fault::Lost => None,
+                GpuFault::Xid(xid) => xid,
+                GpuFault::Ecc(_) | GpuFault::Lost => None,
             })
         };
         let view = |reading: &DeviceReading| DeviceView {
@@ -91,7 +91,7 @@ impl GpuDevices {
 
 #[derive(Debug, Default)]
 pub(crate) struct GpuReader {
-    gpus: Arc<OnceLock<Gpus>>,
+    gpus: Arc<OnceLock<GpuSensors>>,
     /// A thread is reading all values from the driver.
     busy: Arc<AtomicBool>,
     /// A thread is reading free memory only.
@@ -103,7 +103,7 @@ pub(crate) struct GpuReader {
 #[derive(Clone, Debug)]
 struct GpuReading {
     at: Instant,
-    snapshot: Arc<Snapshot>,
+    snapshot: Arc<GpuSnapshot>,
     devices: Arc<GpuDevices>,
 }
 
@@ -113,7 +113,7 @@ impl GpuReader {
         &self,
         age: Duration,
         limit: Duration,
-    ) -> Option<(Arc<Snapshot>, Arc<GpuDevices>)> {
+    ) -> Option<(Arc<GpuSnapshot>, Arc<GpuDevices>)> {
         tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
     }
 
@@ -125,7 +125,7 @@ impl GpuReader {
                 // An earlier caller gave up, and its thread still waits for the driver.
                 return None;
             }
-            let (gpus, asks) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.asks_free)));
+            let (gpus, asks) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(&self.asks_free)));
             let asked = run_job(WorkKind::Driver, move || {
                 let _asks = asks;
                 gpus.get_or_init(open).free()
@@ -135,7 +135,7 @@ impl GpuReader {
         tokio::time::timeout(limit, asked).await.ok().flatten()
     }
 
-    async fn read(&self, age: Duration) -> Option<(Arc<Snapshot>, Arc<GpuDevices>)> {
+    async fn read(&self, age: Duration) -> Option<(Arc<GpuSnapshot>, Arc<GpuDevices>)> {
         let mut last = self.last.lock().await;
         if let Some(taken) = last.as_ref().filter(|taken| taken.at.elapsed() <= age) {
             return Some((Arc::clone(&taken.snapshot), Arc::clone(&taken.devices)));
@@ -144,7 +144,7 @@ impl GpuReader {
             // An earlier reader gave up, and its thread still waits for the driver.
             return None;
         }
-        let (gpus, busy) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.busy)));
+        let (gpus, busy) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(&self.busy)));
         let at = Instant::now();
         let reading = run_job(WorkKind::Driver, move || {
             let _busy = busy;
@@ -165,8 +165,8 @@ impl GpuReader {
     }
 }
 
-fn open() -> Gpus {
-    let gpus = Gpus::open();
+fn open() -> GpuSensors {
+    let gpus = GpuSensors::open();
     for device in gpus.devices() {
         tracing::info!(gpu = device.index.0, name = device.name, "a GPU");
     }
@@ -188,9 +188,9 @@ fn add_faults(before: &[NumberedFault], readings: &[DeviceReading]) -> Vec<Numbe
 }
 
 /// Clears the flag however the thread ends, so that the next one may start.
-struct Free(Arc<AtomicBool>);
+struct BusyGuard(Arc<AtomicBool>);
 
-impl Drop for Free {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);
     }
@@ -200,17 +200,17 @@ impl Drop for Free {
 mod tests {
     use super::*;
 
-    fn reading(gpu: u32, faults: &[Fault]) -> DeviceReading {
+    fn reading(gpu: u32, faults: &[GpuFault]) -> DeviceReading {
         DeviceReading { index: GpuIndex(gpu), faults: Some(faults.to_vec()), ..DeviceReading::default() }
     }
 
     #[test]
     fn faults_are_numbered_and_the_latest_are_kept() {
-        let first = add_faults(&[], &[reading(0, &[Fault::Xid(Some(31))]), reading(1, &[])]);
-        let second = add_faults(&first, &[reading(1, &[Fault::Lost])]);
+        let first = add_faults(&[], &[reading(0, &[GpuFault::Xid(Some(31))]), reading(1, &[])]);
+        let second = add_faults(&first, &[reading(1, &[GpuFault::Lost])]);
         let numbers: Vec<_> = second.iter().map(|seen| (seen.number, seen.gpu.0)).collect();
         assert_eq!(numbers, [(1, 0), (2, 1)]);
-        let storm = add_faults(&second, &[reading(0, &[Fault::Ecc(1); 100])]);
+        let storm = add_faults(&second, &[reading(0, &[GpuFault::Ecc(1); 100])]);
         assert_eq!((storm.len(), storm.last().map(|seen| seen.number)), (FAULTS_KEPT, Some(102)));
         let devices = GpuDevices { readings: vec![reading(0, &[])], faults: first, ..GpuDevices::default() };
         assert_eq!(devices.show()[0].xid, Some(31));

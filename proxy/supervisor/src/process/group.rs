@@ -15,7 +15,7 @@ use crate::sync::lock;
 /// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Exit {
+pub enum ProcessExit {
     /// With an exit code.
     Code(i32),
     /// By a signal.
@@ -24,7 +24,7 @@ pub enum Exit {
     Unknown,
 }
 
-impl Exit {
+impl ProcessExit {
     /// True for a signal that a process does not send itself: from an operator, a time limit, or the kernel
     /// for lack of memory. An abort or a segmentation fault is none.
     pub const fn is_from_outside(self) -> bool {
@@ -41,7 +41,7 @@ impl Exit {
     }
 }
 
-impl std::fmt::Display for Exit {
+impl std::fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
@@ -75,12 +75,12 @@ fn signal_name(number: i32) -> Option<&'static str> {
 
 /// A process group and the exit of its reaped leader. Dropping it before reaping kills the group.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct ProcessGroup {
     pub(super) leader: Pid,
-    exit: Mutex<Option<Exit>>,
+    exit: Mutex<Option<ProcessExit>>,
 }
 
-impl Group {
+impl ProcessGroup {
     pub(crate) fn new(leader: Pid) -> Self {
         Self { leader, exit: Mutex::new(None) }
     }
@@ -99,12 +99,12 @@ impl Group {
     }
 
     /// Exit of the leader, if it was reaped.
-    pub(super) fn known(&self) -> Option<Exit> {
+    pub(super) fn known(&self) -> Option<ProcessExit> {
         *lock(&self.exit)
     }
 
     /// Exit of the leader, if it has ended. The leader is not reaped, so its PID and group remain valid.
-    pub(super) fn ended(&self) -> Option<Exit> {
+    pub(super) fn ended(&self) -> Option<ProcessExit> {
         let exit = lock(&self.exit);
         if exit.is_some() {
             return *exit;
@@ -113,13 +113,13 @@ impl Group {
         match rustix::process::waitid(WaitId::Pid(self.leader), look) {
             Ok(status) => status.as_ref().map(exit_of),
             // Reaped by another process, as `reap` will find out.
-            Err(_) => Some(Exit::Unknown),
+            Err(_) => Some(ProcessExit::Unknown),
         }
     }
 
     /// Kills the rest of the group and reaps the leader, if it has ended. `said`: exit to report in place
     /// of the leader's, because the server ended in another way.
-    pub(super) fn reap(&self, said: Option<Exit>) -> Option<Exit> {
+    pub(super) fn reap(&self, said: Option<ProcessExit>) -> Option<ProcessExit> {
         let mut exit = lock(&self.exit);
         if exit.is_none() {
             let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
@@ -129,11 +129,12 @@ impl Group {
                     // Fails only if the group is empty.
                     let _ = rustix::process::kill_process_group(self.leader, Signal::KILL);
                     let status = rustix::process::waitid(WaitId::Pid(self.leader), look);
-                    *exit = said.or(Some(status.ok().flatten().as_ref().map_or(Exit::Unknown, exit_of)));
+                    *exit =
+                        said.or(Some(status.ok().flatten().as_ref().map_or(ProcessExit::Unknown, exit_of)));
                 }
                 Err(error) => {
                     tracing::warn!(pid = self.id(), %error, "a child was reaped by somebody else");
-                    *exit = said.or(Some(Exit::Unknown));
+                    *exit = said.or(Some(ProcessExit::Unknown));
                 }
             }
         }
@@ -141,7 +142,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if self.reap(None).is_none() {
             self.signal(Signal::KILL);

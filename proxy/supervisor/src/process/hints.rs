@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use warden_policies::warmth::NoFile;
+use warden_policies::warmth::NoFileReason;
 
 use crate::process::regular_file;
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 
 /// First API key from the command line, a key file, or the environment, because `/props` requires one. Any
 /// of the keys works. Blocks for a small file.
-pub(crate) fn api_key(command: &Command) -> Option<String> {
+pub(crate) fn api_key(command: &ServerCommand) -> Option<String> {
     let given = values(command, &["--api-key"]).find_map(first_key);
     let of_file = || values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
     given.or_else(of_file).or_else(|| first_key(&variable(command, "LLAMA_API_KEY")?))
@@ -23,7 +23,7 @@ fn first_key(keys: &str) -> Option<String> {
 const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads a key file with one key per line.
-fn key_of_file(command: &Command, path: &str) -> Option<String> {
+fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
     let path = directory.join(path);
     let text = regular_file::read_text(&path, MAX_KEY_FILE_BYTES).inspect_err(|error| {
@@ -36,13 +36,13 @@ fn key_of_file(command: &Command, path: &str) -> Option<String> {
 }
 
 /// True if the server has a metrics endpoint.
-pub(crate) fn tells_metrics(command: &Command) -> bool {
+pub(crate) fn tells_metrics(command: &ServerCommand) -> bool {
     let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
     is_given(command, "--metrics") || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
 }
 
 /// True if the server unloads its model while idle and loads it again for the next request.
-pub(crate) fn unloads_when_idle(command: &Command) -> bool {
+pub(crate) fn unloads_when_idle(command: &ServerCommand) -> bool {
     let given = values(command, &["--sleep-idle-seconds"]).last().map(str::to_owned);
     let seconds = given.or_else(|| variable(command, "LLAMA_ARG_SLEEP_IDLE_SECONDS"));
     seconds.is_some_and(|seconds| seconds.trim().parse::<i64>().is_ok_and(|seconds| seconds >= 0))
@@ -52,24 +52,24 @@ pub(crate) fn unloads_when_idle(command: &Command) -> bool {
 const FIRST_SLEEP_SAFE_BUILD: u32 = 10_519;
 
 /// True if counters may be requested while nothing is in flight.
-pub(crate) fn may_ask_idle(command: &Command, build: Option<u32>) -> bool {
+pub(crate) fn may_ask_idle(command: &ServerCommand, build: Option<u32>) -> bool {
     !unloads_when_idle(command) || build.is_some_and(|build| build >= FIRST_SLEEP_SAFE_BUILD)
 }
 
 /// Batch size for prompts in tokens, if given.
-pub(crate) fn batch(command: &Command) -> Option<u64> {
+pub(crate) fn batch(command: &ServerCommand) -> Option<u64> {
     let given = values(command, &["--batch-size", "-b"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_BATCH"))?.trim().parse().ok()
 }
 
 /// Maximum tokens of an answer whose request sets no limit; `None`: limited by the context only.
-pub(crate) fn answer_tokens(command: &Command) -> Option<u64> {
+pub(crate) fn answer_tokens(command: &ServerCommand) -> Option<u64> {
     let given = values(command, &["--n-predict", "--predict", "-n"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_N_PREDICT"))?.trim().parse().ok()
 }
 
 /// Why a process with this command always starts cold: it has no slots of its own, or unloads by itself.
-pub fn stays_cold(command: &Command) -> Option<&'static str> {
+pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
     let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
     let is_router = command.args.iter().any(|arg| normal(arg).starts_with("--models-"))
         || variables.iter().any(|name| variable(command, name).is_some());
@@ -81,18 +81,18 @@ pub fn stays_cold(command: &Command) -> Option<&'static str> {
 }
 
 /// Why slot files of a process with this command cannot be used by another, if its arguments tell.
-pub fn no_slot_files(command: &Command) -> Option<NoFile> {
-    let adapts = adapts(command).then_some(NoFile::Adapters);
-    adapts.or_else(|| drafts(command).then_some(NoFile::Draft))
+pub fn no_slot_files(command: &ServerCommand) -> Option<NoFileReason> {
+    let adapts = adapts(command).then_some(NoFileReason::Adapters);
+    adapts.or_else(|| drafts(command).then_some(NoFileReason::Draft))
 }
 
 /// True if slots may have been computed with adapters that a request chose.
-fn adapts(command: &Command) -> bool {
+fn adapts(command: &ServerCommand) -> bool {
     command.args.iter().any(|arg| normal(arg).starts_with("--lora"))
 }
 
 /// True with a draft model, or another way of drafting that has state.
-fn drafts(command: &Command) -> bool {
+fn drafts(command: &ServerCommand) -> bool {
     let given = |arg: &String| {
         let arg = normal(arg);
         arg == "-md"
@@ -115,14 +115,14 @@ fn drafts(command: &Command) -> bool {
 
 /// Values of a flag, in order.
 pub(crate) fn values<'a>(
-    command: &'a Command,
+    command: &'a ServerCommand,
     flags: &'a [&str],
 ) -> impl DoubleEndedIterator<Item = &'a str> {
     let pairs = command.args.windows(2).filter(|pair| flags.contains(&normal(&pair[0]).as_str()));
     pairs.map(|pair| pair[1].as_str())
 }
 
-pub(crate) fn is_given(command: &Command, flag: &str) -> bool {
+pub(crate) fn is_given(command: &ServerCommand, flag: &str) -> bool {
     command.args.iter().any(|arg| normal(arg) == flag)
 }
 
@@ -132,7 +132,7 @@ fn normal(word: &str) -> String {
 }
 
 /// Variable of the process: its own, else an inherited one that is not removed.
-pub(crate) fn variable(command: &Command, name: &str) -> Option<String> {
+pub(crate) fn variable(command: &ServerCommand, name: &str) -> Option<String> {
     if command.env_remove.iter().any(|removed| removed == name) {
         return None;
     }
@@ -150,11 +150,11 @@ pub(crate) fn build_number(info: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
-        Command {
+    fn command(args: &[&str], env: &[(&str, &str)]) -> ServerCommand {
+        ServerCommand {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            ..Command::bare("/opt/llama-server".into())
+            ..ServerCommand::bare("/opt/llama-server".into())
         }
     }
 
@@ -185,12 +185,12 @@ mod tests {
         let of = |args: &[&str], env: &[(&str, &str)]| no_slot_files(&command(args, env));
         assert_eq!(of(&["-m", "x", "--draft-max", "4"], &[]), None);
         for args in [["--lora", "a"], ["--lora_scaled", "a:1"], ["--lora-init-without-apply", "-v"]] {
-            assert_eq!(of(&args, &[]), Some(NoFile::Adapters), "{args:?}");
+            assert_eq!(of(&args, &[]), Some(NoFileReason::Adapters), "{args:?}");
         }
         for args in [["-md", "x"], ["--model_draft", "x"], ["--spec-type", "mtp"], ["-hfd", "x"]] {
-            assert_eq!(of(&args, &[]), Some(NoFile::Draft), "{args:?}");
+            assert_eq!(of(&args, &[]), Some(NoFileReason::Draft), "{args:?}");
         }
-        assert_eq!(of(&[], &[("LLAMA_ARG_MODEL_DRAFT", "x")]), Some(NoFile::Draft));
+        assert_eq!(of(&[], &[("LLAMA_ARG_MODEL_DRAFT", "x")]), Some(NoFileReason::Draft));
         assert!(stays_cold(&command(&["--models-dir", "x"], &[])).is_some());
         assert!(stays_cold(&command(&[], &[("LLAMA_ARG_MODELS_DIR", "x")])).is_some());
         assert!(stays_cold(&command(&["--sleep-idle-seconds", "9"], &[])).is_some());

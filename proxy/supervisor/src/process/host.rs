@@ -1,4 +1,4 @@
-//! The real [`World`]: children of this machine, HTTP requests over their sockets, sensor readings.
+//! The real [`ProcessWorld`]: children of this machine, HTTP requests over their sockets, sensor readings.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,41 +14,41 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::GpuIndex;
-use warden_policies::health::Slots;
+use warden_policies::health::SlotActivity;
 use warden_policies::sample::HostMemory;
 use warden_policies::standstill::ProcessActivity;
-use warden_sensors::gpu::{Baseline, Snapshot, Why};
+use warden_sensors::gpu::{GpuBaseline, GpuSnapshot, VramUnknown};
 use warden_sensors::oom::OomChange;
 use warden_sensors::{BackendMetrics, HostConfirmed, backend_metrics};
 
 use crate::clock;
 use crate::error::SpawnError;
 use crate::process::backend_http::BackendHttp;
-use crate::process::child::{Child, Created};
-use crate::process::endpoint::Endpoint;
-use crate::process::failure::OutOfMemory;
+use crate::process::child::{ChildProcess, RootChild};
+use crate::process::endpoint::ListenAddress;
+use crate::process::failure::OomEvidence;
 use crate::process::gpus::GpuReader;
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::process::heir::ProcessHeir;
 use crate::process::hints::{api_key, build_number, tells_metrics};
-use crate::process::kinship::MARK;
-use crate::process::needs::read_ahead::{ReadAhead, read_ahead};
+use crate::process::kinship::MARK_VARIABLE;
+use crate::process::needs::read_ahead::{ReadAheadResult, read_ahead};
 use crate::process::needs::{self, NeedsCheck};
 use crate::process::nursery::NurseryHandle;
 use crate::process::own_port::OwnPort;
 use crate::process::population::{ChildBirth, ChildPopulation};
-use crate::process::reclaim_file::{Desk, Reclaimed};
-use crate::process::report_file::Source;
-use crate::process::root::family::Family;
-use crate::process::server_place::Server;
-use crate::process::settings::Setting;
+use crate::process::reclaim_file::{ReclaimChannel, ReclaimResult};
+use crate::process::report_file::ReportSource;
+use crate::process::root::family::RootFamily;
+use crate::process::server_place::ChildServer;
+use crate::process::settings::ClientSetting;
 use crate::process::{
-    Ask, Health, LineSink, MachineMemory, NoVram, Process, Props, Question, Sample, World, backend_slots,
-    directories, lines, server_search,
+    BackendProcess, BackendRequest, LineSink, MachineMemory, NoVram, ProbeResult, ProcessSample,
+    ProcessWorld, SampleOptions, ServerProps, backend_slots, directories, lines, server_search,
 };
-use crate::spec::{Command, SpawnRequest};
+use crate::spec::{ServerCommand, SpawnRequest};
 use crate::sync::lock;
-use crate::view::log::Stream;
+use crate::view::log::OutputStream;
 use crate::worker_threads::{WorkKind, run_job};
 
 /// Maximum age of a reading for GPU sizes, which do not change.
@@ -61,7 +61,7 @@ const LAST_PIECE_TIME: Duration = Duration::from_secs(1);
 const NEEDS_CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(crate) struct Host {
+pub(crate) struct HostWorld {
     nursery: NurseryHandle,
     gpus: Arc<GpuReader>,
     population: Arc<ChildPopulation>,
@@ -70,7 +70,7 @@ pub(crate) struct Host {
     reader: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Host {
+impl HostWorld {
     pub(crate) fn new(nursery: NurseryHandle) -> Self {
         Self { nursery, gpus: Arc::default(), population: Arc::default(), reader: Arc::default() }
     }
@@ -78,26 +78,26 @@ impl Host {
 
 /// State of the machine when a child was made.
 struct StartSurroundings {
-    desk: Option<Desk>,
+    desk: Option<ReclaimChannel>,
     /// The previous instance still reads the child's output and owns it.
     is_others: bool,
-    before: Option<Baseline>,
+    before: Option<GpuBaseline>,
     birth: ChildBirth,
 }
 
-impl Host {
+impl HostWorld {
     /// Builds a process from a child, and starts reading its output.
     #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
     fn process(
         &self,
-        command: &Command,
+        command: &ServerCommand,
         socket: &Path,
-        endpoint: &Endpoint,
-        child: Child,
+        endpoint: &ListenAddress,
+        child: ChildProcess,
         surroundings: StartSurroundings,
         longest_line: usize,
         sink: LineSink,
-    ) -> Arc<dyn Process> {
+    ) -> Arc<dyn BackendProcess> {
         let kills = Mutex::new(warden_sensors::OomKills::read(child.pid()));
         let (mut readers, over, begun) = (JoinSet::new(), CancellationToken::new(), CancellationToken::new());
         if surroundings.is_others {
@@ -116,14 +116,14 @@ impl Host {
                     lines::follow(pipe, longest_line, over, &said, move |line| to(stream, line)).await;
                 }
             };
-            readers.spawn(of(stdout, Stream::Stdout, to_out));
-            readers.spawn(of(stderr, Stream::Stderr, to_err));
+            readers.spawn(of(stdout, OutputStream::Stdout, to_out));
+            readers.spawn(of(stderr, OutputStream::Stderr, to_err));
         }
         let child = Arc::new(child);
         Arc::new(HostProcess {
             http: BackendHttp::new(endpoint, api_key(command), OwnPort::of(endpoint, &child)),
             endpoint: endpoint.clone(),
-            report: Source::of(command, socket),
+            report: ReportSource::of(command, socket),
             desk: surroundings.desk.map(Arc::new),
             said,
             tells: tells_metrics(command),
@@ -143,26 +143,26 @@ impl Host {
     }
 }
 
-impl World for Host {
+impl ProcessWorld for HostWorld {
     fn spawn(
         &self,
         request: SpawnRequest,
         socket: PathBuf,
-        endpoint: Endpoint,
+        endpoint: ListenAddress,
         longest_line: usize,
         sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
         Box::pin(async move {
             directories::restore(&socket)?;
             let made_of = request.command.clone();
-            let desk = Desk::make(&made_of, &socket);
+            let desk = ReclaimChannel::make(&made_of, &socket);
             let birth = ChildBirth::new(&self.population);
             let before = self.gpus.look(BASELINE_MAX_AGE, BASELINE_TIMEOUT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
             let mut request = request;
             // The socket's name is unique over time, and the next instance knows it.
             let mark = socket.to_string_lossy().into_owned();
-            request.command.env.push((MARK.to_owned(), mark));
+            request.command.env.push((MARK_VARIABLE.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
             let surroundings = StartSurroundings { desk, is_others: false, before, birth };
             Ok(self.process(&made_of, &socket, &endpoint, child, surroundings, longest_line, sink))
@@ -174,7 +174,7 @@ impl World for Host {
         heir: ProcessHeir,
         longest_line: usize,
         sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
         Box::pin(async move {
             let ProcessHeir { record, files } = heir;
             let binary = record.command.binary.clone();
@@ -184,11 +184,12 @@ impl World for Host {
             let mut files = files.into_iter();
             let pidfd = files.next().ok_or_else(gone)?;
             let output = files.next().zip(files.next());
-            let mark = Some(format!("{MARK}={}", record.socket.display()));
-            let child = Child::of_root(Created { id: record.child, leader, client }, pidfd, output, mark)?;
+            let mark = Some(format!("{MARK_VARIABLE}={}", record.socket.display()));
+            let child =
+                ChildProcess::of_root(RootChild { id: record.child, leader, client }, pidfd, output, mark)?;
             // GPU memory before the process was made is unknown here, so VRAM estimates start again.
             let (socket, endpoint) = (record.socket, record.endpoint);
-            let desk = Desk::reopen(&record.command, &socket);
+            let desk = ReclaimChannel::reopen(&record.command, &socket);
             let surroundings = StartSurroundings {
                 desk,
                 is_others: true,
@@ -205,7 +206,7 @@ impl World for Host {
         }
     }
 
-    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
+    fn look(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         Box::pin(async move {
             let look = run_job(WorkKind::ModelFiles, move || needs::look(&command, running));
             // Do not delay a start for a disk that may answer when the child reads it. The child reports
@@ -224,7 +225,7 @@ impl World for Host {
         })
     }
 
-    fn read_ahead(&self, command: Command, limit: Duration) -> BoxFuture<'static, ()> {
+    fn read_ahead(&self, command: ServerCommand, limit: Duration) -> BoxFuture<'static, ()> {
         let (available, reader) = (self.available(), Arc::clone(&self.reader));
         Box::pin(async move {
             let begun = Instant::now();
@@ -238,7 +239,7 @@ impl World for Host {
                 run_job(WorkKind::ModelFiles, read).await.ok()
             };
             // A hanging disk keeps only the reader.
-            if let Ok(Some(ReadAhead { read, whole })) = timeout(limit + LAST_PIECE_TIME, reading).await
+            if let Ok(Some(ReadAheadResult { read, whole })) = timeout(limit + LAST_PIECE_TIME, reading).await
                 && read > 0
             {
                 let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -307,28 +308,28 @@ pub fn has_gpu() -> bool {
 
 #[derive(Debug)]
 struct HostProcess {
-    child: Arc<Child>,
+    child: Arc<ChildProcess>,
     readers: tokio::sync::Mutex<JoinSet<()>>,
     /// Cancelled when the next instance reads the output.
     over: CancellationToken,
     output: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
     /// Keeper of the child for the next instance, if it is our own.
-    family: Option<Arc<Family>>,
+    family: Option<Arc<RootFamily>>,
     bequeathed: Mutex<Option<u64>>,
     /// Cancelled once its output is ours to read.
     begun: CancellationToken,
     http: BackendHttp,
-    endpoint: Endpoint,
-    report: Option<Source>,
+    endpoint: ListenAddress,
+    report: Option<ReportSource>,
     /// Bytes of output so far.
     said: Arc<AtomicU64>,
     /// Channel for reclaim requests.
-    desk: Option<Arc<Desk>>,
+    desk: Option<Arc<ReclaimChannel>>,
     /// The server has a metrics endpoint.
     tells: bool,
     gpus: Arc<GpuReader>,
     /// GPU memory before the child was made.
-    before: Option<Baseline>,
+    before: Option<GpuBaseline>,
     birth: ChildBirth,
     /// OOM-kill counters at the last reading.
     kills: Mutex<warden_sensors::OomKills>,
@@ -339,11 +340,11 @@ struct HostProcess {
 impl HostProcess {
     /// Result of a positive probe: ready, if the answer came from the child or a relative. Another process,
     /// found after the leader has ended, cannot be measured, watched or stopped, so it is not used.
-    async fn ready(&self) -> Health {
+    async fn ready(&self) -> ProbeResult {
         let is_known = match self.child.kinship().server() {
             None => false,
             // A living leader may start its server again.
-            Some(Server::Member(server)) => server.is_running(),
+            Some(ChildServer::Member(server)) => server.is_running(),
             Some(_) => true,
         };
         let could_look = is_known || server_search::find_server(&self.child, &self.endpoint).await;
@@ -357,9 +358,9 @@ impl HostProcess {
                 );
                 self.child.kill();
             }
-            return Health::Lost;
+            return ProbeResult::Lost;
         }
-        Health::Ready
+        ProbeResult::Ready
     }
 
     async fn metrics(&self, limit: Duration) -> Option<BackendMetrics> {
@@ -373,7 +374,7 @@ impl HostProcess {
         Some(backend_metrics::parse(&answer.text().await.ok()?))
     }
 
-    async fn slots(&self, limit: Duration) -> Option<Slots> {
+    async fn slots(&self, limit: Duration) -> Option<SlotActivity> {
         let answer = self.http.get("/slots", limit).await?;
         if answer.status() != reqwest::StatusCode::OK {
             return None;
@@ -390,7 +391,7 @@ fn is_removed(path: &Path) -> bool {
 /// Wait for the remaining output of a dead child. Only a process that left the group can still hold the pipe.
 const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(500);
 
-impl Process for HostProcess {
+impl BackendProcess for HostProcess {
     fn pid(&self) -> u32 {
         self.child.pid()
     }
@@ -407,7 +408,7 @@ impl Process for HostProcess {
         self.child.kill();
     }
 
-    fn wait(&self) -> BoxFuture<'_, Exit> {
+    fn wait(&self) -> BoxFuture<'_, ProcessExit> {
         Box::pin(async {
             let exit = self.child.wait().await;
             let mut readers = self.readers.lock().await;
@@ -455,25 +456,25 @@ impl Process for HostProcess {
         self.over.cancel();
     }
 
-    fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
+    fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult> {
         Box::pin(async move {
             match self.http.get("/health", timeout).await {
                 Some(answer) if answer.status() == reqwest::StatusCode::OK => self.ready().await,
-                Some(_) => Health::Loading,
+                Some(_) => ProbeResult::Loading,
                 None => match &self.endpoint {
-                    Endpoint::Unix(path) if is_removed(path) => Health::Unreachable,
-                    _ => Health::Lost,
+                    ListenAddress::Unix(path) if is_removed(path) => ProbeResult::Unreachable,
+                    _ => ProbeResult::Lost,
                 },
             }
         })
     }
 
-    fn props(&self, timeout: Duration) -> BoxFuture<'_, Props> {
+    fn props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps> {
         Box::pin(async move {
-            let Some(answer) = self.http.get("/props", timeout).await else { return Props::default() };
-            let Ok(json) = answer.json::<serde_json::Value>().await else { return Props::default() };
+            let Some(answer) = self.http.get("/props", timeout).await else { return ServerProps::default() };
+            let Ok(json) = answer.json::<serde_json::Value>().await else { return ServerProps::default() };
             let slots = json["total_slots"].as_u64().and_then(|slots| u32::try_from(slots).ok());
-            Props {
+            ServerProps {
                 slots: slots.filter(|slots| *slots > 0),
                 n_ctx: json["default_generation_settings"]["n_ctx"].as_u64().or(json["n_ctx"].as_u64()),
                 modalities: serde_json::from_value(json["modalities"].clone()).ok(),
@@ -483,7 +484,7 @@ impl Process for HostProcess {
         })
     }
 
-    fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
+    fn set(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move {
             match self.http.post(&setting.path, setting.body, timeout).await {
                 Some(answer) if answer.status().is_success() => Ok(()),
@@ -493,8 +494,8 @@ impl Process for HostProcess {
         })
     }
 
-    fn ask(&self, question: Question, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
-        let Question { path, body } = question;
+    fn ask(&self, question: BackendRequest, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
+        let BackendRequest { path, body } = question;
         Box::pin(async move {
             let answer = match body {
                 Some(body) => self.http.post(&path, body, limit).await?,
@@ -504,20 +505,20 @@ impl Process for HostProcess {
         })
     }
 
-    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {
+    fn out_of_memory(&self) -> BoxFuture<'_, OomEvidence> {
         Box::pin(async move {
             let before = lock(&self.kills).clone();
             let compared = run_job(WorkKind::Kernel, move || before.compare()).await;
             match compared.ok().flatten() {
-                None => OutOfMemory::Unknown,
-                Some(OomChange::Nowhere) => OutOfMemory::No,
-                Some(OomChange::InGroup) => OutOfMemory::Group,
-                Some(OomChange::OnMachine) => OutOfMemory::Machine,
+                None => OomEvidence::Unknown,
+                Some(OomChange::Nowhere) => OomEvidence::No,
+                Some(OomChange::InGroup) => OomEvidence::Group,
+                Some(OomChange::OnMachine) => OomEvidence::Machine,
             }
         })
     }
 
-    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
+    fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample> {
         Box::pin(async move {
             // Renew the counters now, so that the comparison at the child's end covers only seconds: other
             // processes are killed too.
@@ -532,7 +533,7 @@ impl Process for HostProcess {
             let (pid, source, desk) = (self.child.pid(), self.report.clone(), self.desk.clone());
             let (server_pid, kinship) = (self.server_pid(), Arc::clone(self.child.kinship()));
             let unmeasured = match kinship.server() {
-                Some(Server::Unmeasured(why)) => Some(why.sentence()),
+                Some(ChildServer::Unmeasured(why)) => Some(why.sentence()),
                 _ => None,
             };
             let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
@@ -551,7 +552,7 @@ impl Process for HostProcess {
                 });
                 // The leader's figures are not the server's, so no decision may use them.
                 let is_measured = unmeasured.is_none();
-                let of = |snapshot: &Snapshot| {
+                let of = |snapshot: &GpuSnapshot| {
                     snapshot.of_child(pid, &outside, before.as_ref().map(|before| (before, alone)))
                 };
                 let (vram, no_vram, devices) = match seen {
@@ -572,7 +573,7 @@ impl Process for HostProcess {
                     }
                     None => (vram, no_vram),
                 };
-                Sample {
+                ProcessSample {
                     host: host.filter(|_| is_measured),
                     confirmed: confirmed.flatten().filter(|_| is_measured),
                     vram,
@@ -608,11 +609,11 @@ impl Process for HostProcess {
         })
     }
 
-    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed> {
+    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult> {
         Box::pin(async move {
             match &self.desk {
                 Some(desk) => desk.reclaim(wait).await,
-                None => Reclaimed::NOBODY,
+                None => ReclaimResult::NONE_ASKED,
             }
         })
     }
@@ -651,8 +652,8 @@ async fn whole(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
 }
 
 /// Reason for missing VRAM figures; none on a machine without a GPU.
-fn no_vram(why: &Why, gpu_here: bool) -> Option<NoVram> {
-    let nothing = matches!(why, Why::NoDevice(_));
+fn no_vram(why: &VramUnknown, gpu_here: bool) -> Option<NoVram> {
+    let nothing = matches!(why, VramUnknown::NoDevice(_));
     let is_normal = why.is_normal() && !nothing;
     (gpu_here || !nothing).then(|| NoVram { why: why.sentence(), is_normal })
 }

@@ -7,11 +7,12 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_policies::sample::GpuIndex;
 
 use super::*;
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 use crate::sync::lock;
 
 /// Request as a model's task makes it.
-const ASK: Ask = Ask { confirm: true, gpu_age: PATIENCE, limit: PATIENCE, metrics: true, slots: true };
+const ASK: SampleOptions =
+    SampleOptions { confirm: true, gpu_age: PATIENCE, limit: PATIENCE, metrics: true, slots: true };
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A sleeping child, while the test itself answers on its socket.
@@ -19,29 +20,29 @@ async fn sleeper(
     directory: &Path,
     script: &str,
     key: Option<&str>,
-) -> (Arc<dyn Process>, PathBuf, Arc<Heard>) {
+) -> (Arc<dyn BackendProcess>, PathBuf, Arc<Heard>) {
     let socket = directory.join("x.sock");
-    let (process, heard) = sleeper_at(Endpoint::Unix(socket.clone()), &socket, script, key).await;
+    let (process, heard) = sleeper_at(ListenAddress::Unix(socket.clone()), &socket, script, key).await;
     (process, socket, heard)
 }
 
 /// The same with another address.
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 async fn sleeper_at(
-    endpoint: Endpoint,
+    endpoint: ListenAddress,
     socket: &Path,
     script: &str,
     key: Option<&str>,
-) -> (Arc<dyn Process>, Arc<Heard>) {
+) -> (Arc<dyn BackendProcess>, Arc<Heard>) {
     let (nursery, handle) = crate::process::nursery::channel();
     std::thread::spawn(|| nursery.run());
     let mut args = vec!["-c".to_owned(), script.to_owned()];
     args.extend(key.iter().flat_map(|key| ["--api-key".to_owned(), (*key).to_owned()]));
-    let command = Command { args, ..Command::bare("/bin/sh".into()) };
+    let command = ServerCommand { args, ..ServerCommand::bare("/bin/sh".into()) };
     let heard = Arc::new(Heard::default());
     let ears = Arc::clone(&heard);
     let sink: LineSink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));
-    let host = Host::new(handle.clone());
+    let host = HostWorld::new(handle.clone());
     let request = SpawnRequest { command, oom_score_adj: 0 };
     let process = host.spawn(request, socket.to_owned(), endpoint, 100, sink).await.unwrap();
     // The nursery's thread has to outlive the child.
@@ -50,7 +51,7 @@ async fn sleeper_at(
 }
 
 #[derive(Default)]
-struct Heard(Mutex<Vec<(Stream, String)>>);
+struct Heard(Mutex<Vec<(OutputStream, String)>>);
 
 /// Answers every connection with `answer` if the request contains `wanted`, with 401 otherwise.
 fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> AbortOnDropHandle<()> {
@@ -73,14 +74,14 @@ fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> Abort
 async fn probes_tell_ready_loading_and_lost_apart() {
     let directory = tempfile::tempdir().unwrap();
     let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", None).await;
-    assert_eq!(process.probe(PATIENCE).await, Health::Unreachable, "no socket yet");
+    assert_eq!(process.probe(PATIENCE).await, ProbeResult::Unreachable, "no socket yet");
     let loading = answering(&socket, "get /health ", "HTTP/1.1 503 Loading\r\ncontent-length: 0\r\n\r\n");
-    assert_eq!(process.probe(PATIENCE).await, Health::Loading);
+    assert_eq!(process.probe(PATIENCE).await, ProbeResult::Loading);
     drop(loading);
     std::fs::remove_file(&socket).unwrap();
     let ready = answering(&socket, "get /health ", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}");
     assert!(process.sample(ASK).await.host.is_some(), "nobody has answered that could be another one");
-    assert_eq!(process.probe(PATIENCE).await, Health::Ready);
+    assert_eq!(process.probe(PATIENCE).await, ProbeResult::Ready);
     // The test itself answers, and is older than the child.
     let sample = process.sample(ASK).await;
     assert!(sample.host.is_none() && sample.confirmed.is_none() && sample.standing.is_none(), "{sample:?}");
@@ -89,9 +90,9 @@ async fn probes_tell_ready_loading_and_lost_apart() {
     std::fs::remove_file(&socket).unwrap();
     // Accepts connections but never answers.
     let _deaf = UnixListener::bind(&socket).unwrap();
-    assert_eq!(process.probe(Duration::from_millis(50)).await, Health::Lost);
+    assert_eq!(process.probe(Duration::from_millis(50)).await, ProbeResult::Lost);
     process.kill();
-    assert_eq!(process.wait().await, Exit::Signal(9));
+    assert_eq!(process.wait().await, ProcessExit::Signal(9));
 }
 
 #[tokio::test]
@@ -120,7 +121,7 @@ async fn probes_go_without_the_key_because_another_may_answer() {
         String::from_utf8_lossy(&head[..length]).into_owned()
     };
     let (health, heard) = tokio::join!(probed, heard);
-    assert_eq!(health, Health::Ready);
+    assert_eq!(health, ProbeResult::Ready);
     assert!(heard.starts_with("GET /health ") && !heard.contains("s3cret"), "{heard}");
     process.kill();
     process.wait().await;
@@ -132,7 +133,7 @@ async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap();
     let socket = directory.path().join("x.sock");
-    let (process, _) = sleeper_at(Endpoint::Tcp(port), &socket, "exec sleep 60", Some("s3cret")).await;
+    let (process, _) = sleeper_at(ListenAddress::Tcp(port), &socket, "exec sleep 60", Some("s3cret")).await;
     let heard: Arc<Mutex<Vec<usize>>> = Arc::default();
     let ears = Arc::clone(&heard);
     let _stranger = AbortOnDropHandle::new(TaskTracker::new().spawn(async move {
@@ -145,9 +146,9 @@ async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it
         }
     }));
     for _ in 0..2 {
-        assert_eq!(process.probe(PATIENCE).await, Health::Lost);
-        assert_eq!(process.props(PATIENCE).await, Props::default());
-        let setting = Setting { path: "/slots/0?action=erase".to_owned(), body: Bytes::default() };
+        assert_eq!(process.probe(PATIENCE).await, ProbeResult::Lost);
+        assert_eq!(process.props(PATIENCE).await, ServerProps::default());
+        let setting = ClientSetting { path: "/slots/0?action=erase".to_owned(), body: Bytes::default() };
         assert!(process.set(setting, PATIENCE).await.is_err());
         process.kill();
         process.wait().await;
@@ -173,10 +174,16 @@ async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
     let answers = answering(&socket, "authorization: bearer first", answer);
     assert_eq!(
         process.props(PATIENCE).await,
-        Props { slots: Some(3), n_ctx: Some(1024), modalities: None, build: Some(8827), tells_slots: false }
+        ServerProps {
+            slots: Some(3),
+            n_ctx: Some(1024),
+            modalities: None,
+            build: Some(8827),
+            tells_slots: false
+        }
     );
     drop(answers);
-    assert_eq!(process.props(PATIENCE).await, Props::default());
+    assert_eq!(process.props(PATIENCE).await, ServerProps::default());
 }
 
 #[tokio::test]
@@ -200,11 +207,11 @@ async fn its_own_counters_are_read_where_the_flag_is_given_and_only_there() {
 
 #[test]
 fn what_is_normal_is_not_told_as_missing() {
-    let none = Why::NoDevice("no driver".to_owned());
+    let none = VramUnknown::NoDevice("no driver".to_owned());
     assert_eq!(no_vram(&none, false), None, "nothing to know");
     assert!(!no_vram(&none, true).unwrap().is_normal, "a GPU without a driver");
-    assert!(no_vram(&Why::NotOnAny, true).unwrap().is_normal, "it computes on the CPU");
-    let hidden = Why::NotListed { gpu: GpuIndex(0), reason: "no".to_owned() };
+    assert!(no_vram(&VramUnknown::NotOnAny, true).unwrap().is_normal, "it computes on the CPU");
+    let hidden = VramUnknown::NotListed { gpu: GpuIndex(0), reason: "no".to_owned() };
     assert!(no_vram(&hidden, true).unwrap().why.contains("GPU 0"));
 }
 
@@ -215,11 +222,11 @@ async fn the_end_is_told_after_the_last_words_and_memory_is_read_while_it_lives(
     let sample = process.sample(ASK).await;
     assert!(sample.host.is_some_and(|memory| memory.anon > 0) && sample.report.is_none(), "{sample:?}");
     process.terminate();
-    assert_eq!(process.wait().await, Exit::Signal(15));
+    assert_eq!(process.wait().await, ProcessExit::Signal(15));
     assert!(process.sample(ASK).await.host.is_none());
     let (process, _, heard) = sleeper(directory.path(), "echo out; echo err >&2; exit 3", None).await;
-    assert_eq!(process.wait().await, Exit::Code(3));
+    assert_eq!(process.wait().await, ProcessExit::Code(3));
     let mut words = lock(&heard.0).clone();
     words.sort_by_key(|(_, line)| line.clone());
-    assert_eq!(words, [(Stream::Stderr, "err".to_owned()), (Stream::Stdout, "out".to_owned())]);
+    assert_eq!(words, [(OutputStream::Stderr, "err".to_owned()), (OutputStream::Stdout, "out".to_owned())]);
 }

@@ -9,29 +9,31 @@ use rustix::process::{Signal, WaitId};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use warden_sensors::{
-    Ancestry, Relative, StartedProcess, children_of, marked_below, process_tree, relatives,
+    ChildAncestry, RelatedProcess, StartedProcess, children_of, marked_below, process_tree, relatives,
 };
 
 use crate::process::control_group::ControlGroup;
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::process::instance;
-use crate::process::server_place::{AskedToEnd, KnownServer, RemainingProcesses, Server, is_handed_to_us};
+use crate::process::server_place::{
+    ChildServer, KnownServer, RemainingProcesses, StopRequest, is_handed_to_us,
+};
 use crate::process::watched_process::{self, WatchedProcess};
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 use crate::worker_threads::{WorkError, WorkKind, run_briefly};
 
 /// Variable that marks a child and its descendants.
-pub(crate) const MARK: &str = "LLAMA_WARDEN_PROCESS";
+pub(crate) const MARK_VARIABLE: &str = "LLAMA_WARDEN_PROCESS";
 
 /// Time limit for a look at `/proc`, which takes milliseconds unless a process hangs in the kernel.
-pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const RELATIVES_LIMIT: Duration = Duration::from_secs(2);
 
 /// State that wakes a child's task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChildState {
-    pub(crate) asked: AskedToEnd,
+    pub(crate) asked: StopRequest,
     /// `None`: no answer yet, or its sender was not found.
-    pub(crate) server: Option<Server>,
+    pub(crate) server: Option<ChildServer>,
 }
 
 /// Relatives of a child, and its server.
@@ -50,9 +52,9 @@ pub(crate) struct ChildRelatives {
 }
 
 /// Mark in a command's environment.
-pub(crate) fn mark_of(command: &Command) -> Option<String> {
-    let (_, value) = command.env.iter().rfind(|(name, _)| name == MARK)?;
-    Some(format!("{MARK}={value}"))
+pub(crate) fn mark_of(command: &ServerCommand) -> Option<String> {
+    let (_, value) = command.env.iter().rfind(|(name, _)| name == MARK_VARIABLE)?;
+    Some(format!("{MARK_VARIABLE}={value}"))
 }
 
 impl ChildRelatives {
@@ -82,16 +84,16 @@ impl ChildRelatives {
         self.state.subscribe()
     }
 
-    pub(crate) fn server(&self) -> Option<Server> {
+    pub(crate) fn server(&self) -> Option<ChildServer> {
         self.state.borrow().server.clone()
     }
 
-    pub(crate) fn note_server(&self, server: Server) {
+    pub(crate) fn note_server(&self, server: ChildServer) {
         self.state.send_modify(|state| state.server = Some(server));
     }
 
     /// Wakes the child's task. SIGKILL cannot be revoked.
-    pub(crate) fn ask_to_end(&self, how: AskedToEnd) {
+    pub(crate) fn ask_to_end(&self, how: StopRequest) {
         self.state.send_modify(|state| state.asked = state.asked.max(how));
     }
 
@@ -111,18 +113,18 @@ impl ChildRelatives {
     /// The server, if its own end counts: it is outside of the group, or its leader has ended.
     pub(crate) fn watched_server(&self) -> Option<Arc<WatchedProcess>> {
         match self.server()? {
-            Server::Outside { server, .. } => Some(server),
-            Server::Member(server) if self.is_outlived() => Some(server),
-            Server::Leader | Server::Member(_) | Server::Unmeasured(_) => None,
+            ChildServer::Outside { server, .. } => Some(server),
+            ChildServer::Member(server) if self.is_outlived() => Some(server),
+            ChildServer::Leader | ChildServer::Member(_) | ChildServer::Unmeasured(_) => None,
         }
     }
 
     /// All processes of the child except its leader, with zombies. Reads `/proc`: not for a runtime thread.
-    pub(crate) fn relatives(&self) -> Vec<Relative> {
+    pub(crate) fn relatives(&self) -> Vec<RelatedProcess> {
         let Some(mark) = &self.mark else { return Vec::new() };
-        let mut all = relatives(Ancestry { leader: self.leader, reaper: instance::id(), mark });
+        let mut all = relatives(ChildAncestry { leader: self.leader, reaper: instance::id(), mark });
         all.extend(self.members());
-        if let Some(Server::Outside { server, is_relative: false }) = self.server() {
+        if let Some(ChildServer::Outside { server, is_relative: false }) = self.server() {
             let found = process_tree(server.process());
             all.extend(found.into_iter().filter(|one| one.process.pid != self.leader));
         }
@@ -133,7 +135,7 @@ impl ChildRelatives {
 
     /// Relatives after SIGKILL to the whole control group, so that none of them can start another process
     /// meanwhile.
-    pub(crate) fn killed_relatives(&self) -> Vec<Relative> {
+    pub(crate) fn killed_relatives(&self) -> Vec<RelatedProcess> {
         if let Some(control) = &self.control {
             control.kill();
         }
@@ -141,7 +143,7 @@ impl ChildRelatives {
     }
 
     /// Members of the control group except the leader.
-    fn members(&self) -> Vec<Relative> {
+    fn members(&self) -> Vec<RelatedProcess> {
         let all = self.control.as_ref().map(|control| control.members()).unwrap_or_default();
         all.into_iter().filter(|one| one.process.pid != self.leader).collect()
     }
@@ -157,10 +159,12 @@ impl ChildRelatives {
     }
 
     /// Classifies the remaining relatives by what is known of the server.
-    pub(crate) fn left_behind(&self, relatives: &[Relative]) -> RemainingProcesses {
+    pub(crate) fn left_behind(&self, relatives: &[RelatedProcess]) -> RemainingProcesses {
         let server = match self.server() {
             None => KnownServer::NotKnown,
-            Some(Server::Member(server) | Server::Outside { server, .. }) if server.is_running() => {
+            Some(ChildServer::Member(server) | ChildServer::Outside { server, .. })
+                if server.is_running() =>
+            {
                 KnownServer::Runs
             }
             Some(_) => KnownServer::Gone,
@@ -173,7 +177,7 @@ impl ChildRelatives {
 }
 
 /// Reaps zombies that are our own children: orphans that were handed to us. Returns the exit of the last one.
-pub(crate) fn reap_zombies(relatives: &[Relative]) -> Option<Exit> {
+pub(crate) fn reap_zombies(relatives: &[RelatedProcess]) -> Option<ProcessExit> {
     let own = std::process::id();
     let zombies = relatives.iter().filter(|one| one.is_zombie && one.parent == own);
     // Reap all of them: each call of `reap` removes one.
@@ -181,14 +185,14 @@ pub(crate) fn reap_zombies(relatives: &[Relative]) -> Option<Exit> {
 }
 
 /// Reaps a zombie that is our child, so its PID cannot be reused before.
-pub(crate) fn reap(pid: u32) -> Option<Exit> {
+pub(crate) fn reap(pid: u32) -> Option<ProcessExit> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
     watched_process::reap(WaitId::Pid(pid))
 }
 
 /// Watches those of these processes that run.
-pub(crate) fn watch_all(relatives: &[Relative]) -> Vec<WatchedProcess> {
-    let open = |one: &Relative| match WatchedProcess::open(one.process) {
+pub(crate) fn watch_all(relatives: &[RelatedProcess]) -> Vec<WatchedProcess> {
+    let open = |one: &RelatedProcess| match WatchedProcess::open(one.process) {
         Ok(watched) => watched,
         Err(error) => {
             tracing::error!(pid = one.process.pid, %error, "cannot watch a process that a child of ours left behind");
@@ -208,24 +212,24 @@ pub(crate) fn signal_all(processes: &[WatchedProcess], signal: Signal) {
 /// Kills all marked processes and their descendants, when the last of our children has to end. A look that
 /// takes too long must not delay our exit.
 pub(crate) fn kill_all_marked() {
-    let look = || marked_below(std::process::id(), MARK);
-    kill_found(run_briefly(WorkKind::Kernel, LOOK_LIMIT, look), std::process::id());
+    let look = || marked_below(std::process::id(), MARK_VARIABLE);
+    kill_found(run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, look), std::process::id());
 }
 
 /// Kills the relatives found for `pid`; `None`: the look took too long.
-pub(crate) fn kill_found(found: Option<Vec<Relative>>, pid: u32) {
+pub(crate) fn kill_found(found: Option<Vec<RelatedProcess>>, pid: u32) {
     let Some(found) = found else { return log_no_relatives(pid) };
     found.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
 }
 
-/// Relatives of `pid`; none if the look takes longer than [`LOOK_LIMIT`]. The kernel blocks a reader of the
+/// Relatives of `pid`; none if the look takes longer than [`RELATIVES_LIMIT`]. The kernel blocks a reader of the
 /// environment of a process whose memory map is locked. One such process must not keep another child from
 /// being stopped.
 pub(crate) async fn relatives_in_time(
     pid: u32,
-    look: impl Future<Output = Result<Vec<Relative>, WorkError>>,
-) -> Vec<Relative> {
-    if let Ok(Ok(found)) = timeout(LOOK_LIMIT, look).await {
+    look: impl Future<Output = Result<Vec<RelatedProcess>, WorkError>>,
+) -> Vec<RelatedProcess> {
+    if let Ok(Ok(found)) = timeout(RELATIVES_LIMIT, look).await {
         found
     } else {
         log_no_relatives(pid);
@@ -251,7 +255,7 @@ pub(crate) struct OrphanReaper {
 impl OrphanReaper {
     /// Reaps zombies that were already there at the last look. Tasks that wait for a process are faster.
     pub(crate) fn reap(&mut self) {
-        let Some(ours) = Relative::with_pid(std::process::id()) else { return };
+        let Some(ours) = RelatedProcess::with_pid(std::process::id()) else { return };
         let children = children_of(ours.process.pid);
         let zombies = children.iter().filter(|child| is_handed_to_us(child, &ours)).map(|one| one.process);
         let (again, new): (Vec<_>, Vec<_>) = zombies.partition(|zombie| self.seen.contains(zombie));
@@ -269,7 +273,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_look_that_hangs_is_given_up_and_finds_nothing() {
         assert_eq!(relatives_in_time(1, std::future::pending()).await, []);
-        let own = Relative::with_pid(std::process::id()).unwrap();
+        let own = RelatedProcess::with_pid(std::process::id()).unwrap();
         assert_eq!(relatives_in_time(1, std::future::ready(Ok(vec![own]))).await, [own]);
     }
 }

@@ -68,31 +68,31 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use warden_policies::health::Slots;
-use warden_policies::reclaim::Parts;
-use warden_policies::sample::{GpuIndex, HostMemory, Vram, VramSource};
+use warden_policies::health::SlotActivity;
+use warden_policies::reclaim::ReclaimParts;
+use warden_policies::sample::{GpuIndex, HostMemory, VramReading, VramSource};
 use warden_policies::standstill::ProcessActivity;
-use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, Standing};
+use warden_sensors::{BackendMetrics, CgroupMemory, CudaReport, HostTotals, ProcessRunState};
 
 use crate::error::SpawnError;
-use crate::process::endpoint::Endpoint;
-use crate::process::failure::OutOfMemory;
+use crate::process::endpoint::ListenAddress;
+use crate::process::failure::OomEvidence;
 use crate::process::gpus::GpuDevices;
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::process::heir::ProcessHeir;
 use crate::process::needs::NeedsCheck;
-use crate::process::reclaim_file::Reclaimed;
-use crate::process::settings::Setting;
-use crate::spec::{Command, SpawnRequest};
+use crate::process::reclaim_file::ReclaimResult;
+use crate::process::settings::ClientSetting;
+use crate::spec::{ServerCommand, SpawnRequest};
 use crate::view::InputModalities;
-use crate::view::log::Stream;
+use crate::view::log::OutputStream;
 
 /// Handler for each line of a child's output.
-pub(crate) type LineSink = Arc<dyn Fn(Stream, String) + Send + Sync>;
+pub(crate) type LineSink = Arc<dyn Fn(OutputStream, String) + Send + Sync>;
 
 /// Result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Health {
+pub(crate) enum ProbeResult {
     Ready,
     /// Answers, but is not ready.
     Loading,
@@ -101,7 +101,7 @@ pub(crate) enum Health {
     Unreachable,
 }
 
-impl Health {
+impl ProbeResult {
     /// True if the probe was answered.
     pub(crate) const fn is_answer(self) -> bool {
         matches!(self, Self::Ready | Self::Loading)
@@ -110,7 +110,7 @@ impl Health {
 
 /// Properties from `/props`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Props {
+pub(crate) struct ServerProps {
     /// Number of requests that it evaluates at a time.
     pub(crate) slots: Option<u32>,
     /// Context length in tokens.
@@ -123,7 +123,7 @@ pub(crate) struct Props {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct SampleOptions {
     /// Also read host memory page by page, which is slow.
     pub(crate) confirm: bool,
     /// Maximum age of GPU readings.
@@ -136,7 +136,7 @@ pub(crate) struct Ask {
     pub(crate) slots: bool,
 }
 
-impl Ask {
+impl SampleOptions {
     /// Request for memory alone.
     pub(crate) const fn brief(gpu_age: Duration, limit: Duration) -> Self {
         Self { confirm: false, gpu_age, limit, metrics: false, slots: false }
@@ -145,13 +145,13 @@ impl Ask {
 
 /// Result of a reading.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sample {
+pub(crate) struct ProcessSample {
     /// Host memory of the group; `None` if unreadable.
     pub(crate) host: Option<HostMemory>,
     /// Host memory read page by page, if requested and readable.
     pub(crate) confirmed: Option<u64>,
     /// VRAM of the group per GPU, without unknown ones.
-    pub(crate) vram: Vec<Vram>,
+    pub(crate) vram: Vec<VramReading>,
     /// Why VRAM is unknown, if it is.
     pub(crate) no_vram: Option<NoVram>,
     /// Why the server is not measured, in a sentence; `None` if it is.
@@ -162,18 +162,18 @@ pub(crate) struct Sample {
     /// Control group of the process; `None` without one of version 2.
     pub(crate) group: Option<CgroupMemory>,
     /// Report of GPU memory, if any.
-    pub(crate) report: Option<Report>,
+    pub(crate) report: Option<CudaReport>,
     /// The server's own counters; `None` if not requested or not available.
     pub(crate) metrics: Option<BackendMetrics>,
     /// Slots; `None` if not requested or not available.
-    pub(crate) slots: Option<Slots>,
+    pub(crate) slots: Option<SlotActivity>,
     /// Ability to make progress; `None` if unknown.
-    pub(crate) standing: Option<Standing>,
+    pub(crate) standing: Option<ProcessRunState>,
     /// Parts that can be asked to give memory back; `None` if it was started without a reclaim file.
-    pub(crate) parts: Option<Parts>,
+    pub(crate) parts: Option<ReclaimParts>,
 }
 
-impl Sample {
+impl ProcessSample {
     /// VRAM in bytes over all GPUs; `None` if one of them is unknown or only estimated.
     pub(crate) fn vram_held(&self) -> Option<u64> {
         let known = self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal);
@@ -202,21 +202,21 @@ pub(crate) struct MachineMemory {
 
 /// Request of the supervisor to a backend.
 #[derive(Clone)]
-pub(crate) struct Question {
+pub(crate) struct BackendRequest {
     /// Path with query.
     pub(crate) path: String,
     /// JSON for a `POST`; `None` means `GET`.
     pub(crate) body: Option<Bytes>,
 }
 
-impl Debug for Question {
+impl Debug for BackendRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // A body may contain a client's text.
         write!(f, "Question({}, {:?} bytes)", self.path, self.body.as_ref().map(Bytes::len))
     }
 }
 
-pub(crate) trait Process: Send + Sync + Debug {
+pub(crate) trait BackendProcess: Send + Sync + Debug {
     /// PID of the process that we made, and of its group.
     fn pid(&self) -> u32;
     /// PID of the serving process, if known to be another one.
@@ -226,23 +226,23 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn terminate(&self);
     fn kill(&self);
     /// Waits for its end, after all its output went to the sink.
-    fn wait(&self) -> BoxFuture<'_, Exit>;
+    fn wait(&self) -> BoxFuture<'_, ProcessExit>;
     /// True if it runs, as the kernel knows it now.
     fn is_running(&self) -> bool;
     /// Sends one probe, lost without an answer in time. An answer of another program does not count.
-    fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health>;
+    fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult>;
     /// Reads properties; unknown ones are `None`.
-    fn props(&self, timeout: Duration) -> BoxFuture<'_, Props>;
+    fn props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps>;
     /// Applies a setting that a client made in another process. The error has no part of the setting.
-    fn set(&self, setting: Setting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
+    fn set(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
     /// Sends a request. Returns status and whole answer, or `None` without one in time or if it is too
     /// large. Dropping the future closes the connection, and the server then stops as for a client that
     /// leaves.
-    fn ask(&self, question: Question, timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>>;
+    fn ask(&self, question: BackendRequest, timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>>;
     /// Kernel's OOM kills since the last reading. Called after SIGKILL has ended the process.
-    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;
+    fn out_of_memory(&self) -> BoxFuture<'_, OomEvidence>;
     /// Reads its memory.
-    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
+    fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample>;
     /// CPU time and bytes read and written so far, with all relatives; `None` if unreadable.
     fn effort(&self) -> BoxFuture<'_, Option<ProcessActivity>>;
     /// Prepares it for the next instance: its number at the root, and its files. `None` if that is
@@ -259,37 +259,37 @@ pub(crate) trait Process: Send + Sync + Debug {
     /// Lets the next instance continue with it: its output is read no more, and it does not end with us.
     fn let_go(&self) {}
     /// Asks the process to give memory back. The process may wait this long for a good moment for each part.
-    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed>;
+    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult>;
 }
 
 /// Factory of children, and view of the machine.
-pub(crate) trait World: Send + Sync + Debug {
+pub(crate) trait ProcessWorld: Send + Sync + Debug {
     /// Creates a child that will listen on `endpoint`. `socket`: its path, or the one that it would have,
     /// from which its other files get their names.
     fn spawn(
         &self,
         request: SpawnRequest,
         socket: PathBuf,
-        endpoint: Endpoint,
+        endpoint: ListenAddress,
         longest_line: usize,
         sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
+    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>>;
     /// Continues with a process of the previous instance.
     fn adopt(
         &self,
         heir: ProcessHeir,
         _longest_line: usize,
         _sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
         let binary = heir.record.command.binary;
         Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
     }
     /// Cancels the handover of a prepared child.
     fn thaw(&self, _child: u64) {}
     /// Checks the files that a process with this command needs. `running` is a process with the same binary.
-    fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, NeedsCheck>;
+    fn look(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck>;
     /// Reads the model's files into the page cache, within the limit and as memory allows.
-    fn read_ahead(&self, command: Command, limit: Duration) -> BoxFuture<'static, ()>;
+    fn read_ahead(&self, command: ServerCommand, limit: Duration) -> BoxFuture<'static, ()>;
     /// Memory available for new processes, in bytes; `None` if unreadable.
     fn available(&self) -> Option<u64>;
     /// Free memory, GPUs included, read within the limit.

@@ -22,28 +22,28 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::error::SpawnError;
-use crate::process::child::Child;
+use crate::process::child::ChildProcess;
 use crate::process::control_group::ControlGroups;
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::process::kinship::{self, OrphanReaper};
-use crate::process::root::ask::Program;
-use crate::process::root::client::Client;
+use crate::process::root::ask::SuccessorProgram;
+use crate::process::root::client::RootClient;
 use crate::process::root::desk;
-use crate::process::root::family::Family;
+use crate::process::root::family::RootFamily;
 use crate::process::root::orders;
-use crate::process::spawn::{Spawned, spawn, spawn_successor};
+use crate::process::spawn::{SpawnedChild, spawn, spawn_successor};
 use crate::spec::SpawnRequest;
 
-enum Order {
-    Spawn(Box<SpawnRequest>, oneshot::Sender<Result<Spawned, SpawnError>>),
-    Succeed(Box<(Program, [OwnedFd; 2])>, oneshot::Sender<Result<Spawned, SpawnError>>),
+enum ForkOrder {
+    Spawn(Box<SpawnRequest>, oneshot::Sender<Result<SpawnedChild, SpawnError>>),
+    Succeed(Box<(SuccessorProgram, [OwnedFd; 2])>, oneshot::Sender<Result<SpawnedChild, SpawnError>>),
     Stop,
 }
 
 /// The forking side, run on the main thread.
 #[derive(Debug)]
-pub struct Nursery {
-    orders: mpsc::Receiver<Order>,
+pub struct ProcessNursery {
+    orders: mpsc::Receiver<ForkOrder>,
     /// This process gets orphans, as the subreaper.
     is_root: bool,
 }
@@ -51,16 +51,16 @@ pub struct Nursery {
 /// The requesting side.
 #[derive(Clone, Debug)]
 pub struct NurseryHandle {
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<ForkOrder>,
     forks: ForkPlace,
 }
 
 #[derive(Clone, Debug)]
 enum ForkPlace {
     /// Our main thread forks.
-    Here(Arc<Family>),
+    Here(Arc<RootFamily>),
     /// The main thread of the first instance forks.
-    Root(Arc<Client>),
+    Root(Arc<RootClient>),
 }
 
 /// Interval for reaping orphans. Each is reaped at its second sighting, because a task that waits for it is
@@ -69,13 +69,13 @@ const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Creates a nursery and its handle. From now on this process gets orphaned descendants (it is a
 /// subreaper), so that a server whose wrapper has ended can be found, watched and stopped.
-pub fn channel() -> (Nursery, NurseryHandle) {
+pub fn channel() -> (ProcessNursery, NurseryHandle) {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         tracing::warn!(%error, "servers that leave their wrapper cannot be stopped: no subreaper on this kernel");
     }
     let (sender, receiver) = mpsc::channel();
     (
-        Nursery { orders: receiver, is_root: true },
+        ProcessNursery { orders: receiver, is_root: true },
         NurseryHandle { orders: sender, forks: ForkPlace::Here(Arc::default()) },
     )
 }
@@ -86,13 +86,13 @@ pub fn channel() -> (Nursery, NurseryHandle) {
 /// # Errors
 ///
 /// No thread can be started.
-pub fn of_root(root: UnixStream) -> io::Result<(Nursery, NurseryHandle)> {
+pub fn of_root(root: UnixStream) -> io::Result<(ProcessNursery, NurseryHandle)> {
     let (sender, receiver) = mpsc::channel();
-    let forks = ForkPlace::Root(Client::connect(root)?);
-    Ok((Nursery { orders: receiver, is_root: false }, NurseryHandle { orders: sender, forks }))
+    let forks = ForkPlace::Root(RootClient::connect(root)?);
+    Ok((ProcessNursery { orders: receiver, is_root: false }, NurseryHandle { orders: sender, forks }))
 }
 
-impl Nursery {
+impl ProcessNursery {
     /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die when the
     /// calling thread ends, not when this returns. Processes that have left their groups are killed before
     /// this returns, because the kernel ties only the children themselves to us.
@@ -101,20 +101,20 @@ impl Nursery {
         loop {
             // A caller that left meanwhile drops the child, which kills it.
             match self.orders.recv_timeout(REAP_INTERVAL) {
-                Ok(Order::Spawn(request, reply)) => {
+                Ok(ForkOrder::Spawn(request, reply)) => {
                     groups.remove_unused();
                     // A child without a mark is no model: the next instance has children of its own.
                     let is_marked = kinship::mark_of(&request.command).is_some();
                     let control = if is_marked { groups.make() } else { None };
                     drop(reply.send(spawn(&request, control)));
                 }
-                Ok(Order::Succeed(next, reply)) => drop(reply.send(spawn_successor(&next.0, &next.1))),
+                Ok(ForkOrder::Succeed(next, reply)) => drop(reply.send(spawn_successor(&next.0, &next.1))),
                 Err(RecvTimeoutError::Timeout) if self.is_root => {
                     orphans.reap();
                     groups.remove_unused();
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(ForkOrder::Stop) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         if self.is_root {
@@ -130,17 +130,17 @@ impl NurseryHandle {
     /// # Errors
     ///
     /// The program cannot be started, or the main thread no longer takes orders.
-    pub async fn spawn(&self, request: SpawnRequest) -> Result<Child, SpawnError> {
+    pub async fn spawn(&self, request: SpawnRequest) -> Result<ChildProcess, SpawnError> {
         if let ForkPlace::Root(root) = &self.forks {
             return root.spawn(request).await;
         }
         let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
         let (reply, answer) = oneshot::channel();
-        if self.orders.send(Order::Spawn(Box::new(request), reply)).is_err() {
+        if self.orders.send(ForkOrder::Spawn(Box::new(request), reply)).is_err() {
             return Err(SpawnError::NurseryGone { binary });
         }
         let spawned = answer.await.map_err(|_| SpawnError::NurseryGone { binary })??;
-        Child::watch(spawned, mark)
+        ChildProcess::watch(spawned, mark)
     }
 
     /// Creates the next instance, with its end of the handover connection. Dropping the child kills it,
@@ -149,7 +149,11 @@ impl NurseryHandle {
     /// # Errors
     ///
     /// It cannot be started.
-    pub async fn succeed(&self, program: Program, handover: Option<OwnedFd>) -> Result<Child, SpawnError> {
+    pub async fn succeed(
+        &self,
+        program: SuccessorProgram,
+        handover: Option<OwnedFd>,
+    ) -> Result<ChildProcess, SpawnError> {
         let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
         let Some(handover) = handover else { return Err(failed(io::ErrorKind::InvalidInput.into())) };
         if let ForkPlace::Root(root) = &self.forks {
@@ -158,12 +162,12 @@ impl NurseryHandle {
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let binary = program.binary.clone();
         let (reply, answer) = oneshot::channel();
-        let order = Order::Succeed(Box::new((program, [theirs.into(), handover])), reply);
+        let order = ForkOrder::Succeed(Box::new((program, [theirs.into(), handover])), reply);
         if self.orders.send(order).is_err() {
             return Err(SpawnError::NurseryGone { binary });
         }
         let gone = |_| SpawnError::NurseryGone { binary: binary.clone() };
-        let child = Child::watch(answer.await.map_err(gone)??, None)?;
+        let child = ChildProcess::watch(answer.await.map_err(gone)??, None)?;
         desk::open(ours, self.clone(), tokio::runtime::Handle::current())
             .map_err(|source| SpawnError::Exec { binary, source })?;
         Ok(child)
@@ -171,7 +175,7 @@ impl NurseryHandle {
 
     /// Records that the child made by [`Self::succeed`] serves from now on. The child lives as long as the
     /// root does.
-    pub fn serves(&self, child: Child) {
+    pub fn serves(&self, child: ChildProcess) {
         match (&self.forks, child.root_id()) {
             (ForkPlace::Here(family), _) => {
                 let id = family.keep(Arc::new(child));
@@ -191,7 +195,7 @@ impl NurseryHandle {
     }
 
     /// Waits for the end of the serving successor. Never resolves without one.
-    pub async fn successor_ended(&self) -> Exit {
+    pub async fn successor_ended(&self) -> ProcessExit {
         match &self.forks {
             ForkPlace::Here(family) => family.ended().await,
             ForkPlace::Root(_) => std::future::pending().await,
@@ -208,41 +212,41 @@ impl NurseryHandle {
 
     /// Tells all successors to end, including later ones.
     pub fn end_successors(&self) {
-        self.pass_on(orders::Order::End);
+        self.pass_on(orders::InstanceOrder::End);
     }
 
     /// Tells the serving successor to reload its configuration, and retired ones to reopen their files.
     pub fn reload_successors(&self) {
-        self.pass_on(orders::Order::Reload);
+        self.pass_on(orders::InstanceOrder::Reload);
     }
 
     /// Tells the serving successor to hand over to the program file now at its path.
     pub fn upgrade_successor(&self) {
-        self.pass_on(orders::Order::Upgrade);
+        self.pass_on(orders::InstanceOrder::Upgrade);
     }
 
-    fn pass_on(&self, order: orders::Order) {
+    fn pass_on(&self, order: orders::InstanceOrder) {
         if let Some(family) = self.family() {
             family.pass_on(order);
         }
     }
 
-    pub(crate) fn family(&self) -> Option<&Arc<Family>> {
+    pub(crate) fn family(&self) -> Option<&Arc<RootFamily>> {
         match &self.forks {
             ForkPlace::Here(family) => Some(family),
             ForkPlace::Root(_) => None,
         }
     }
 
-    pub(crate) fn root(&self) -> Option<&Arc<Client>> {
+    pub(crate) fn root(&self) -> Option<&Arc<RootClient>> {
         match &self.forks {
             ForkPlace::Here(_) => None,
             ForkPlace::Root(root) => Some(root),
         }
     }
 
-    /// Ends [`Nursery::run`].
+    /// Ends [`ProcessNursery::run`].
     pub fn stop(&self) {
-        drop(self.orders.send(Order::Stop));
+        drop(self.orders.send(ForkOrder::Stop));
     }
 }

@@ -23,10 +23,10 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use tower::{BoxError, Layer, Service};
-use warden_sensors::Listener;
+use warden_sensors::PortListener;
 
-use crate::process::child::Child;
-use crate::process::endpoint::Endpoint;
+use crate::process::child::ChildProcess;
+use crate::process::endpoint::ListenAddress;
 use crate::process::private_dir;
 use crate::worker_threads::{WorkKind, run_job};
 
@@ -35,7 +35,7 @@ use crate::worker_threads::{WorkKind, run_job};
 pub(crate) struct OwnPort {
     place: PortPlace,
     /// Weak, because the child ends with its owner.
-    child: Weak<Child>,
+    child: Weak<ChildProcess>,
     /// The wrong listener was already logged.
     told: Arc<AtomicBool>,
 }
@@ -48,10 +48,10 @@ enum PortPlace {
 
 impl OwnPort {
     /// `None` for a socket without a directory.
-    pub(crate) fn of(endpoint: &Endpoint, child: &Arc<Child>) -> Option<Self> {
+    pub(crate) fn of(endpoint: &ListenAddress, child: &Arc<ChildProcess>) -> Option<Self> {
         let place = match endpoint {
-            Endpoint::Tcp(address) => PortPlace::Port(*address),
-            Endpoint::Unix(socket) => PortPlace::Directory(socket.parent()?.to_owned()),
+            ListenAddress::Tcp(address) => PortPlace::Port(*address),
+            ListenAddress::Unix(socket) => PortPlace::Directory(socket.parent()?.to_owned()),
         };
         Some(Self { place, child: Arc::downgrade(child), told: Arc::default() })
     }
@@ -73,7 +73,7 @@ impl OwnPort {
         };
         // Small reads of /proc; keep them off the runtime threads.
         match run_job(WorkKind::Kernel, look).await {
-            Ok(Some(Listener::Other)) => {
+            Ok(Some(PortListener::Other)) => {
                 if !self.told.swap(true, Ordering::Relaxed) {
                     tracing::error!(
                         pid = group,
@@ -82,8 +82,8 @@ impl OwnPort {
                 }
                 false
             }
-            Ok(Some(Listener::Nobody)) => false,
-            Ok(Some(Listener::Group) | None) | Err(_) => true,
+            Ok(Some(PortListener::Nobody)) => false,
+            Ok(Some(PortListener::Group) | None) | Err(_) => true,
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::process::socket_name::maker;
 use crate::process::trusted_path;
 
 /// Prefix of the directory's name.
-const PREFIX: &str = "llama-warden-";
+const DIR_PREFIX: &str = "llama-warden-";
 /// Name of the locked file.
 const LOCK_FILE: &str = "lock";
 /// Contents of the locked file.
@@ -50,7 +50,7 @@ pub struct PrivateDir {
 impl PrivateDir {
     /// Path of the directory of process `pid` in `base`.
     pub fn place(base: &Path, pid: u32) -> PathBuf {
-        base.join(format!("{PREFIX}{pid}"))
+        base.join(format!("{DIR_PREFIX}{pid}"))
     }
 
     /// Creates and locks the directory; `None` while another process holds it. Missing parents are created
@@ -69,10 +69,10 @@ impl PrivateDir {
                 made => made?,
             }
             let lock = match mark_state(path) {
-                Left::Held => return Ok(None),
-                Left::Ours(lock) => lock,
-                Left::Foreign => return Err(io::Error::other("its file `lock` is not llama-warden's")),
-                Left::Nothing => match create_mark(path) {
+                MarkState::Held => return Ok(None),
+                MarkState::Ours(lock) => lock,
+                MarkState::Foreign => return Err(io::Error::other("its file `lock` is not llama-warden's")),
+                MarkState::Nothing => match create_mark(path) {
                     Ok(lock) => lock,
                     // Another process created or swept it at this moment.
                     Err(error)
@@ -130,11 +130,11 @@ impl PrivateDir {
         }
         for entry in fs::read_dir(base).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+            let pid = name.to_str().and_then(|name| name.strip_prefix(DIR_PREFIX));
             let named = pid.is_some_and(|pid| pid.parse::<u32>().is_ok());
             if named
                 && is_ours(&entry.path()).is_ok()
-                && let Left::Ours(lock) = mark_state(&entry.path())
+                && let MarkState::Ours(lock) = mark_state(&entry.path())
             {
                 clear_directory(&entry.path(), &lock);
             }
@@ -152,7 +152,7 @@ impl Drop for PrivateDir {
 }
 
 /// State of the mark.
-enum Left {
+enum MarkState {
     Nothing,
     /// Abandoned; now locked by us.
     Ours(File),
@@ -160,21 +160,21 @@ enum Left {
     Foreign,
 }
 
-fn mark_state(path: &Path) -> Left {
+fn mark_state(path: &Path) -> MarkState {
     let lock = path.join(LOCK_FILE);
-    let Ok(facts) = fs::symlink_metadata(&lock) else { return Left::Nothing };
+    let Ok(facts) = fs::symlink_metadata(&lock) else { return MarkState::Nothing };
     if !facts.is_file() {
-        return Left::Foreign;
+        return MarkState::Foreign;
     }
-    let Ok(mut file) = File::options().read(true).write(true).open(&lock) else { return Left::Foreign };
+    let Ok(mut file) = File::options().read(true).write(true).open(&lock) else { return MarkState::Foreign };
     let mut text = Vec::new();
     let read = (&mut file).take(LOCK_CONTENTS.len() as u64 + 1).read_to_end(&mut text);
     if read.is_err() || text != LOCK_CONTENTS {
-        return Left::Foreign;
+        return MarkState::Foreign;
     }
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Left::Ours(file),
-        Err(_) => Left::Held,
+        Ok(()) => MarkState::Ours(file),
+        Err(_) => MarkState::Held,
     }
 }
 

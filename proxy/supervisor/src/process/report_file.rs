@@ -10,10 +10,10 @@
 
 use std::path::{Path, PathBuf};
 
-use warden_sensors::Report;
-use warden_sensors::report::{self, VARIABLE};
+use warden_sensors::CudaReport;
+use warden_sensors::report::{self, REPORT_VARIABLE};
 
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 
 /// File of the generation with this socket; as unique as the socket.
 pub(crate) fn beside(socket: &Path) -> PathBuf {
@@ -21,15 +21,15 @@ pub(crate) fn beside(socket: &Path) -> PathBuf {
 }
 
 /// Sets the variable to our file, or removes it if not `wanted`, unless the model's environment sets it.
-pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
-    if command.env.iter().any(|(name, _)| name == VARIABLE) {
+pub(crate) fn announce(command: &mut ServerCommand, socket: &Path, wanted: bool) {
+    if command.env.iter().any(|(name, _)| name == REPORT_VARIABLE) {
         return;
     }
     if wanted {
-        command.env.push((VARIABLE.to_owned(), beside(socket).to_string_lossy().into_owned()));
+        command.env.push((REPORT_VARIABLE.to_owned(), beside(socket).to_string_lossy().into_owned()));
     } else {
         // An inherited value would give all processes the same file.
-        command.env_remove.push(VARIABLE.to_owned());
+        command.env_remove.push(REPORT_VARIABLE.to_owned());
     }
 }
 
@@ -44,20 +44,21 @@ pub(crate) fn remove(socket: &Path) {
 
 /// File to which a process writes its report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct ReportSource {
     path: PathBuf,
     /// Made for this one process, so its report needs no check of the PID.
     exclusive: bool,
 }
 
-impl Source {
+impl ReportSource {
     /// File named by the command's environment; `None` if it writes no report.
-    pub(crate) fn of(command: &Command, socket: &Path) -> Option<Self> {
-        if command.env_remove.iter().any(|name| name == VARIABLE) {
+    pub(crate) fn of(command: &ServerCommand, socket: &Path) -> Option<Self> {
+        if command.env_remove.iter().any(|name| name == REPORT_VARIABLE) {
             return None;
         }
         // The last one counts when a variable is given twice.
-        let (_, path) = command.env.iter().rfind(|(name, path)| name == VARIABLE && !path.is_empty())?;
+        let (_, path) =
+            command.env.iter().rfind(|(name, path)| name == REPORT_VARIABLE && !path.is_empty())?;
         let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
         let path = directory.join(path);
         Some(Self { exclusive: path == beside(socket), path })
@@ -65,12 +66,12 @@ impl Source {
 
     /// Report of the process `leader`, its group and the processes `outside`. Several may write one each,
     /// as a router of models and its servers do. `None` without a report. Blocks for some small reads.
-    pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<Report> {
-        let is_ours = |report: &Report| report.is_from(leader) || outside.contains(&report.pid);
+    pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<CudaReport> {
+        let is_ours = |report: &CudaReport| report.is_from(leader) || outside.contains(&report.pid);
         let named = report::read(&self.path).filter(|report| self.exclusive || is_ours(report));
         let others = report::beside(&self.path);
         let others = others.iter().filter_map(|path| report::read(path)).filter(is_ours);
-        named.into_iter().chain(others).reduce(Report::with)
+        named.into_iter().chain(others).reduce(CudaReport::with)
     }
 }
 
@@ -78,18 +79,18 @@ impl Source {
 mod tests {
     use super::*;
 
-    fn command(env: &[(&str, &str)]) -> Command {
-        Command {
+    fn command(env: &[(&str, &str)]) -> ServerCommand {
+        ServerCommand {
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            ..Command::bare("/opt/llama-server".into())
+            ..ServerCommand::bare("/opt/llama-server".into())
         }
     }
 
-    fn announced(env: &[(&str, &str)], wanted: bool) -> (Command, Option<Source>) {
+    fn announced(env: &[(&str, &str)], wanted: bool) -> (ServerCommand, Option<ReportSource>) {
         let socket = Path::new("/run/w/m.gguf-7-g1.sock");
         let mut command = command(env);
         announce(&mut command, socket, wanted);
-        let source = Source::of(&command, socket);
+        let source = ReportSource::of(&command, socket);
         (command, source)
     }
 
@@ -107,20 +108,20 @@ mod tests {
     fn a_generation_is_told_a_file_of_its_own_unless_nobody_wants_it() {
         let (command, source) = announced(&[], true);
         let path = "/run/w/m.gguf-7-g1.report";
-        assert_eq!(command.env, [(VARIABLE.to_owned(), path.to_owned())]);
-        assert_eq!(source, Some(Source { path: path.into(), exclusive: true }));
+        assert_eq!(command.env, [(REPORT_VARIABLE.to_owned(), path.to_owned())]);
+        assert_eq!(source, Some(ReportSource { path: path.into(), exclusive: true }));
         let (command, source) = announced(&[], false);
-        assert_eq!((command.env, command.env_remove), (Vec::new(), vec![VARIABLE.to_owned()]));
+        assert_eq!((command.env, command.env_remove), (Vec::new(), vec![REPORT_VARIABLE.to_owned()]));
         assert_eq!(source, None);
     }
 
     #[test]
     fn the_models_own_variable_comes_first_and_an_empty_one_switches_it_off() {
         for wanted in [true, false] {
-            let (command, source) = announced(&[(VARIABLE, "/tmp/mine")], wanted);
-            assert_eq!(command.env, [(VARIABLE.to_owned(), "/tmp/mine".to_owned())]);
-            assert_eq!(source, Some(Source { path: "/tmp/mine".into(), exclusive: false }));
-            let (command, source) = announced(&[(VARIABLE, "")], wanted);
+            let (command, source) = announced(&[(REPORT_VARIABLE, "/tmp/mine")], wanted);
+            assert_eq!(command.env, [(REPORT_VARIABLE.to_owned(), "/tmp/mine".to_owned())]);
+            assert_eq!(source, Some(ReportSource { path: "/tmp/mine".into(), exclusive: false }));
+            let (command, source) = announced(&[(REPORT_VARIABLE, "")], wanted);
             assert_eq!((command.env.len(), command.env_remove.len(), source), (1, 0, None));
         }
     }
@@ -129,12 +130,12 @@ mod tests {
     fn a_shared_file_counts_only_for_its_writer_and_a_file_of_its_own_for_any() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("m-7-g1.sock");
-        let own = Source { path: beside(&socket), exclusive: true };
+        let own = ReportSource { path: beside(&socket), exclusive: true };
         assert_eq!(own.read(1, &[]), None, "not written yet");
         write(&own.path, 4242);
         // As a process in a PID namespace of its own does.
         assert_eq!(own.read(std::process::id(), &[]).map(|report| report.pid), Some(4242));
-        let shared = Source { exclusive: false, ..own };
+        let shared = ReportSource { exclusive: false, ..own };
         assert_eq!(shared.read(std::process::id(), &[]), None);
         write(&shared.path, std::process::id());
         assert!(shared.read(std::process::id(), &[]).is_some());
@@ -146,7 +147,7 @@ mod tests {
     fn further_processes_of_a_generation_add_to_its_report_and_their_files_go_with_it() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("m-7-g1.sock");
-        let own = Source { path: beside(&socket), exclusive: true };
+        let own = ReportSource { path: beside(&socket), exclusive: true };
         let me = std::process::id();
         let further = |pid: u32| directory.path().join(format!("m-7-g1.report.{pid}"));
         write(&further(me), me);
@@ -171,9 +172,9 @@ mod tests {
 
     #[test]
     fn a_relative_path_is_relative_to_where_the_process_runs() {
-        let mut command = command(&[(VARIABLE, "mine.report")]);
+        let mut command = command(&[(REPORT_VARIABLE, "mine.report")]);
         command.directory = Some("/srv/m".into());
-        let source = Source::of(&command, Path::new("/run/w/m-7-g1.sock")).unwrap();
+        let source = ReportSource::of(&command, Path::new("/run/w/m-7-g1.sock")).unwrap();
         assert_eq!(source.path, Path::new("/srv/m/mine.report"));
     }
 }

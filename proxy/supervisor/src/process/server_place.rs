@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use warden_sensors::Relative;
+use warden_sensors::RelatedProcess;
 
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::process::watched_process::WatchedProcess;
 
 /// Process that answers at a child's endpoint.
 #[derive(Clone, Debug)]
-pub(crate) enum Server {
+pub(crate) enum ChildServer {
     /// The child itself.
     Leader,
     /// A member of the child's process group.
@@ -22,12 +22,12 @@ pub(crate) enum Server {
         is_relative: bool,
     },
     /// A process that cannot be measured.
-    Unmeasured(Unmeasured),
+    Unmeasured(UnmeasuredServer),
 }
 
 /// Why the answering process is not measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Unmeasured {
+pub(crate) enum UnmeasuredServer {
     /// No PID in our namespace.
     OtherNamespace,
     /// Ended meanwhile, or hidden by `/proc`.
@@ -39,7 +39,7 @@ pub(crate) enum Unmeasured {
     OtherSocket,
 }
 
-impl Unmeasured {
+impl UnmeasuredServer {
     /// A sentence without its full stop.
     pub(crate) fn sentence(self) -> String {
         let why = match self {
@@ -55,11 +55,11 @@ impl Unmeasured {
 
 /// Observations about the answering process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answering {
+pub(crate) struct AnsweringProcess {
     /// PID from the socket; 0 without one in our namespace.
     pub(crate) pid: u32,
     /// Entry in `/proc`, and effective user.
-    pub(crate) seen: Option<(Relative, u32)>,
+    pub(crate) seen: Option<(RelatedProcess, u32)>,
     /// The process has the socket open. Otherwise its PID may have been reused.
     pub(crate) has_socket: bool,
 }
@@ -70,7 +70,7 @@ pub(crate) struct ChildFacts<'a> {
     pub(crate) leader: u32,
     /// Start time in clock ticks since boot; `None` if unknown.
     pub(crate) started: Option<u64>,
-    pub(crate) relatives: &'a [Relative],
+    pub(crate) relatives: &'a [RelatedProcess],
     /// Our effective user.
     pub(crate) user: u32,
 }
@@ -79,16 +79,16 @@ pub(crate) struct ChildFacts<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerPlace {
     Leader,
-    Member(Relative),
-    Outside { server: Relative, is_relative: bool },
-    Unmeasured(Unmeasured),
+    Member(RelatedProcess),
+    Outside { server: RelatedProcess, is_relative: bool },
+    Unmeasured(UnmeasuredServer),
 }
 
 /// Locates the answering process. A descendant of the child is accepted under any user. Another process has
 /// to run as our user, be younger than the child and have the socket; else a stranger would be measured and
 /// stopped.
-pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> ServerPlace {
-    use Unmeasured::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
+pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPlace {
+    use UnmeasuredServer::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
     if answering.pid == 0 {
         return ServerPlace::Unmeasured(OtherNamespace);
     }
@@ -117,7 +117,7 @@ pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> Serve
 
 /// Stop request to a child.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum AskedToEnd {
+pub(crate) enum StopRequest {
     #[default]
     No,
     Gently,
@@ -147,24 +147,24 @@ pub(crate) enum KnownServer {
 
 /// True if a child lives on after its leader, in a server that a wrapper left, or in a process that may
 /// become one. Processes left by a failed wrapper are useless.
-pub(crate) fn outlives_leader(leader: Exit, asked: AskedToEnd, left: RemainingProcesses) -> bool {
+pub(crate) fn outlives_leader(leader: ProcessExit, asked: StopRequest, left: RemainingProcesses) -> bool {
     let meant = match asked {
-        AskedToEnd::No => leader == Exit::Code(0),
+        StopRequest::No => leader == ProcessExit::Code(0),
         // The child was asked to end, and the rest ends in its own time.
-        AskedToEnd::Gently => true,
-        AskedToEnd::AtOnce => false,
+        StopRequest::Gently => true,
+        StopRequest::AtOnce => false,
     };
     meant
         && match left.server {
             KnownServer::Runs => true,
             KnownServer::Gone => false,
-            KnownServer::NotKnown => left.outside || (left.in_group && asked == AskedToEnd::No),
+            KnownServer::NotKnown => left.outside || (left.in_group && asked == StopRequest::No),
         }
 }
 
 /// True if a zombie was forked by another process and handed to us as the subreaper, so that no task waits
 /// for it. Our own children stay in our session, in our group or as leaders of their own.
-pub(crate) fn is_handed_to_us(child: &Relative, ours: &Relative) -> bool {
+pub(crate) fn is_handed_to_us(child: &RelatedProcess, ours: &RelatedProcess) -> bool {
     let is_forked_by_us =
         child.session == ours.session && (child.group == ours.group || child.group == child.process.pid);
     child.is_zombie && child.parent == ours.process.pid && !is_forked_by_us
@@ -179,15 +179,15 @@ mod tests {
     const LEADER: u32 = 100;
     const WITHOUT_SOCKET: u32 = 500;
 
-    fn process(pid: u32, group: u32, started: u64) -> Relative {
+    fn process(pid: u32, group: u32, started: u64) -> RelatedProcess {
         let process = StartedProcess { pid, started };
-        Relative { process, parent: 1, group, session: group, is_zombie: false }
+        RelatedProcess { process, parent: 1, group, session: group, is_zombie: false }
     }
 
-    fn place(pid: u32, seen: Option<(Relative, u32)>, user: u32) -> ServerPlace {
+    fn place(pid: u32, seen: Option<(RelatedProcess, u32)>, user: u32) -> ServerPlace {
         let relatives = [process(300, 300, 50)];
         let child = ChildFacts { leader: LEADER, started: Some(50), relatives: &relatives, user };
-        server_place(Answering { pid, seen, has_socket: pid != WITHOUT_SOCKET }, child)
+        server_place(AnsweringProcess { pid, seen, has_socket: pid != WITHOUT_SOCKET }, child)
     }
 
     #[test]
@@ -214,8 +214,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_seen_and_what_is_a_strangers_is_not_measured() {
-        use Unmeasured::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
-        let dead = Relative { is_zombie: true, ..process(300, 300, 50) };
+        use UnmeasuredServer::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
+        let dead = RelatedProcess { is_zombie: true, ..process(300, 300, 50) };
         for (pid, seen, user, why) in [
             (0, None, 1000, OtherNamespace),
             (300, None, 1000, Hidden),
@@ -234,36 +234,40 @@ mod tests {
 
     #[test]
     fn a_child_outlives_a_leader_that_succeeded_or_was_told_to_end_as_long_as_its_server_runs() {
-        use AskedToEnd::{AtOnce, Gently, No};
         use KnownServer::{Gone, NotKnown, Runs};
+        use StopRequest::{AtOnce, Gently, No};
         let left = |server, in_group, outside| RemainingProcesses { server, in_group, outside };
-        let (well, badly) = (Exit::Code(0), Exit::Code(1));
+        let (well, badly) = (ProcessExit::Code(0), ProcessExit::Code(1));
         assert!(outlives_leader(well, No, left(Runs, true, true)));
         assert!(outlives_leader(well, No, left(NotKnown, true, false)), "it may be loading");
         assert!(outlives_leader(well, No, left(NotKnown, false, true)));
         assert!(!outlives_leader(well, No, left(NotKnown, false, false)));
         assert!(!outlives_leader(well, No, left(Gone, true, true)), "helpers alone are no server");
         assert!(!outlives_leader(badly, No, left(Runs, true, true)));
-        assert!(!outlives_leader(Exit::Signal(9), No, left(Runs, true, true)));
-        assert!(outlives_leader(Exit::Signal(15), Gently, left(Runs, true, false)));
-        assert!(outlives_leader(Exit::Signal(15), Gently, left(NotKnown, false, true)));
-        assert!(!outlives_leader(Exit::Signal(15), Gently, left(NotKnown, true, false)));
+        assert!(!outlives_leader(ProcessExit::Signal(9), No, left(Runs, true, true)));
+        assert!(outlives_leader(ProcessExit::Signal(15), Gently, left(Runs, true, false)));
+        assert!(outlives_leader(ProcessExit::Signal(15), Gently, left(NotKnown, false, true)));
+        assert!(!outlives_leader(ProcessExit::Signal(15), Gently, left(NotKnown, true, false)));
         assert!(!outlives_leader(well, AtOnce, left(Runs, true, true)));
     }
 
     #[test]
     fn only_zombies_that_another_process_forked_are_reaped_for_nobody() {
-        let ours = Relative { process: StartedProcess { pid: 10, started: 1 }, ..process(10, 5, 1) };
-        let ours = Relative { session: 5, ..ours };
-        let zombie =
-            |pid, group, session| Relative { parent: 10, session, is_zombie: true, ..process(pid, group, 2) };
+        let ours = RelatedProcess { process: StartedProcess { pid: 10, started: 1 }, ..process(10, 5, 1) };
+        let ours = RelatedProcess { session: 5, ..ours };
+        let zombie = |pid, group, session| RelatedProcess {
+            parent: 10,
+            session,
+            is_zombie: true,
+            ..process(pid, group, 2)
+        };
         assert!(!is_handed_to_us(&zombie(20, 5, 5), &ours), "started by the runtime");
         assert!(!is_handed_to_us(&zombie(20, 20, 5), &ours), "a model's child, or a build");
         assert!(is_handed_to_us(&zombie(21, 20, 5), &ours), "left in the group of a child");
         assert!(is_handed_to_us(&zombie(21, 21, 21), &ours), "left the session");
-        assert!(!is_handed_to_us(&Relative { is_zombie: false, ..zombie(21, 21, 21) }, &ours));
+        assert!(!is_handed_to_us(&RelatedProcess { is_zombie: false, ..zombie(21, 21, 21) }, &ours));
         assert!(
-            !is_handed_to_us(&Relative { parent: 20, ..zombie(21, 21, 21) }, &ours),
+            !is_handed_to_us(&RelatedProcess { parent: 20, ..zombie(21, 21, 21) }, &ours),
             "waits for its parent"
         );
     }

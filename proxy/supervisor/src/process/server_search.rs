@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::net::UnixStream;
 use tokio::time::timeout;
-use warden_sensors::Relative;
+use warden_sensors::RelatedProcess;
 
-use crate::process::child::Child;
-use crate::process::endpoint::Endpoint;
-use crate::process::kinship::LOOK_LIMIT;
-use crate::process::server_place::{Answering, ChildFacts, Server, ServerPlace, server_place};
+use crate::process::child::ChildProcess;
+use crate::process::endpoint::ListenAddress;
+use crate::process::kinship::RELATIVES_LIMIT;
+use crate::process::server_place::{AnsweringProcess, ChildFacts, ChildServer, ServerPlace, server_place};
 use crate::process::watched_process::WatchedProcess;
 use crate::worker_threads::{WorkKind, run_job};
 
@@ -22,9 +22,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// the search was impossible.
 ///
 /// Source: `SO_PEERCRED` in `unix(7)`: the credentials are those of the process that called `listen`.
-pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
+pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) -> bool {
     let peer = match endpoint {
-        Endpoint::Unix(path) => {
+        ListenAddress::Unix(path) => {
             let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, UnixStream::connect(path)).await else {
                 return false;
             };
@@ -32,14 +32,14 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
             // A process without a PID in our namespace is reported as 0.
             Some(credentials.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
         }
-        Endpoint::Tcp(_) => None,
+        ListenAddress::Tcp(_) => None,
     };
     let (leader, kinship, endpoint) = (child.pid(), Arc::clone(child.kinship()), endpoint.clone());
     let look = move || {
         let relatives = kinship.relatives();
         let pid = match &endpoint {
-            Endpoint::Unix(_) => peer,
-            Endpoint::Tcp(address) => {
+            ListenAddress::Unix(_) => peer,
+            ListenAddress::Tcp(address) => {
                 let pids = relatives.iter().map(|relative| relative.process.pid);
                 warden_sensors::port_owner(std::iter::once(leader).chain(pids), *address)
             }
@@ -52,25 +52,25 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
         };
         let has_socket = match &endpoint {
             _ if pid == leader => true,
-            Endpoint::Unix(path) => {
+            ListenAddress::Unix(path) => {
                 // A wrapper may have replaced the socket by a link.
                 let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
                 listening.file_name().is_none_or(|name| warden_sensors::has_unix_listener(pid, name))
             }
-            Endpoint::Tcp(_) => true,
+            ListenAddress::Tcp(_) => true,
         };
         // Read this last, so that it belongs to the process that has the socket.
-        let seen = Relative::with_pid(pid).zip(warden_sensors::user_of(pid));
-        Some(server_place(Answering { pid, seen, has_socket }, facts))
+        let seen = RelatedProcess::with_pid(pid).zip(warden_sensors::user_of(pid));
+        Some(server_place(AnsweringProcess { pid, seen, has_socket }, facts))
     };
     // Small reads of /proc; keep them off the runtime threads.
-    let place = match timeout(LOOK_LIMIT, run_job(WorkKind::Kernel, look)).await {
+    let place = match timeout(RELATIVES_LIMIT, run_job(WorkKind::Kernel, look)).await {
         Ok(Ok(Some(place))) => place,
         Ok(Ok(None)) => return true,
         // Another process may hang in the kernel. Requests are served anyway, and the search is repeated.
         Ok(Err(_)) | Err(_) => return false,
     };
-    let watch = |server: Relative| match WatchedProcess::open(server.process) {
+    let watch = |server: RelatedProcess| match WatchedProcess::open(server.process) {
         Ok(watched) => watched.map(Arc::new),
         Err(error) => {
             tracing::error!(pid = server.process.pid, %error, "cannot watch the server of a process");
@@ -78,19 +78,19 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
         }
     };
     let server = match place {
-        ServerPlace::Leader => Some(Server::Leader),
-        ServerPlace::Member(server) => watch(server).map(Server::Member),
+        ServerPlace::Leader => Some(ChildServer::Leader),
+        ServerPlace::Member(server) => watch(server).map(ChildServer::Member),
         ServerPlace::Outside { server, is_relative } => {
             tracing::info!(
                 pid = leader,
                 server = server.process.pid,
                 "the server has left the process group: it is measured and stopped by its own process id"
             );
-            watch(server).map(|server| Server::Outside { server, is_relative })
+            watch(server).map(|server| ChildServer::Outside { server, is_relative })
         }
         ServerPlace::Unmeasured(why) => {
             tracing::warn!(pid = leader, "{}", why.sentence());
-            Some(Server::Unmeasured(why))
+            Some(ChildServer::Unmeasured(why))
         }
     };
     let Some(server) = server else { return false };

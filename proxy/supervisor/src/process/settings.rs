@@ -12,12 +12,12 @@ use crate::sync::lock;
 
 /// A setting.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Setting {
+pub(crate) struct ClientSetting {
     pub(crate) path: String,
     pub(crate) body: Bytes,
 }
 
-impl std::fmt::Debug for Setting {
+impl std::fmt::Debug for ClientSetting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Setting({}, {} bytes)", self.path, self.body.len())
     }
@@ -45,11 +45,11 @@ impl std::fmt::Debug for InheritedSetting {
 /// Settings of one model in order, one per route, because llama-server replaces the whole setting of a
 /// route each time.
 #[derive(Debug, Default)]
-pub(crate) struct Settings(Mutex<SettingState>);
+pub(crate) struct ClientSettings(Mutex<SettingState>);
 
 #[derive(Debug, Default)]
 struct SettingState {
-    all: Vec<Setting>,
+    all: Vec<ClientSetting>,
     /// Routes set in one process and not yet in the others, with sequence numbers.
     fresh: Vec<(GenerationId, String, u64)>,
     /// Number of settings made.
@@ -61,7 +61,7 @@ struct SettingState {
 /// Maximum number of routes per model: llama-server has two.
 const MAX_ROUTES: usize = 4;
 /// Maximum size of a setting: a list of a hundred adapters takes 4 KB.
-pub(crate) const MOST: u64 = 64 * 1024;
+pub(crate) const MAX_SETTING_BYTES: u64 = 64 * 1024;
 
 impl SettingState {
     /// Records a setting by this route: an earlier one is no longer valid.
@@ -74,15 +74,15 @@ impl SettingState {
     }
 }
 
-impl Settings {
+impl ClientSettings {
     /// Stores a setting that a process has accepted. Returns false if it is too large to keep; an earlier
     /// one of its route is then dropped too, because it is no longer valid.
     pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
         let mut kept = lock(&self.0);
         kept.note(by, path);
-        let fits = body.len() as u64 <= MOST && kept.all.len() < MAX_ROUTES;
+        let fits = body.len() as u64 <= MAX_SETTING_BYTES && kept.all.len() < MAX_ROUTES;
         if fits {
-            kept.all.push(Setting { path: path.to_owned(), body });
+            kept.all.push(ClientSetting { path: path.to_owned(), body });
         }
         fits
     }
@@ -109,7 +109,7 @@ impl Settings {
         kept.fresh.iter().map(of).collect()
     }
 
-    pub(crate) fn all(&self) -> Vec<Setting> {
+    pub(crate) fn all(&self) -> Vec<ClientSetting> {
         lock(&self.0).all.clone()
     }
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_last_of_each_route_counts_and_what_is_too_large_is_not_kept() {
-        let settings = Settings::default();
+        let settings = ClientSettings::default();
         assert!(settings.are_untouched());
         let set = |path: &str, body: &str| {
             settings.set(GenerationId(1), path, Bytes::copy_from_slice(body.as_bytes()))

@@ -19,29 +19,29 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::process::private_dir::is_at;
 use crate::process::{directories, hints};
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_detached};
 
 /// llama-server's flag for the directory.
 pub(crate) const SLOT_PATH_FLAG: &str = "--slot-save-path";
 /// Prefix of our file names.
-const PREFIX: &str = "llama-warden-";
+const FILE_PREFIX: &str = "llama-warden-";
 /// Suffixes of our files, and of the directory.
-const FILE: &str = ".slot";
+const FILE_SUFFIX: &str = ".slot";
 const DIRECTORY_EXTENSION: &str = "slots";
 /// Suffix of a mark.
-const MARK: &str = ".mark";
+const MARK_SUFFIX: &str = ".mark";
 
 /// A slot directory. Dropping it removes our files, in the background where possible, because large files
 /// take time.
 #[derive(Debug)]
 pub(crate) struct SlotFiles {
-    place: Option<Place>,
+    place: Option<SlotDirectory>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct SlotDirectory {
     path: PathBuf,
     /// The directory is ours with all its files.
     own: bool,
@@ -60,7 +60,7 @@ pub(crate) fn beside(socket: &Path) -> PathBuf {
 
 impl SlotFiles {
     /// Slot directory of a process with this command.
-    pub(crate) fn of(command: &Command, socket: &Path) -> Self {
+    pub(crate) fn of(command: &ServerCommand, socket: &Path) -> Self {
         let (path, own) = match given(command) {
             Some(path) => {
                 let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
@@ -69,7 +69,15 @@ impl SlotFiles {
             None => (beside(socket), true),
         };
         let token = format!("{:016x}", rand::random::<u64>());
-        Self { place: Some(Place { path, own, token, mark: Mutex::default(), left: AtomicBool::new(false) }) }
+        Self {
+            place: Some(SlotDirectory {
+                path,
+                own,
+                token,
+                mark: Mutex::default(),
+                left: AtomicBool::new(false),
+            }),
+        }
     }
 
     /// Sets whether another instance owns the directory of the same process; then nothing is removed.
@@ -89,8 +97,8 @@ impl SlotFiles {
     ///
     /// # Errors
     /// It cannot be made.
-    pub(crate) fn announce(&self, command: &mut Command) -> io::Result<bool> {
-        let Some(Place { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
+    pub(crate) fn announce(&self, command: &mut ServerCommand) -> io::Result<bool> {
+        let Some(SlotDirectory { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
         if !own {
             sweep_directory(path);
             *mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(create_mark(path, token)?);
@@ -114,7 +122,7 @@ impl SlotFiles {
 
     pub(crate) fn name(&self, number: usize) -> String {
         let token = self.place.as_ref().map_or("", |place| &place.token);
-        format!("{PREFIX}{token}-{number}{FILE}")
+        format!("{FILE_PREFIX}{token}-{number}{FILE_SUFFIX}")
     }
 
     /// Creates an empty file for a process to write: a file of its own would get the mode of its umask.
@@ -194,7 +202,7 @@ impl Drop for SlotFiles {
     }
 }
 
-impl Drop for Place {
+impl Drop for SlotDirectory {
     fn drop(&mut self) {
         let Self { path, own, token, mark, left } = self;
         if left.load(Ordering::Relaxed) {
@@ -212,12 +220,12 @@ impl Drop for Place {
 }
 
 /// Directory that the command names itself.
-fn given(command: &Command) -> Option<&str> {
+fn given(command: &ServerCommand) -> Option<&str> {
     hints::values(command, &[SLOT_PATH_FLAG]).last()
 }
 
 /// True if the command names a directory of its own.
-pub(crate) fn is_given(command: &Command) -> bool {
+pub(crate) fn is_given(command: &ServerCommand) -> bool {
     given(command).is_some()
 }
 
@@ -236,7 +244,7 @@ fn is_ours(path: &Path) -> bool {
 }
 
 fn clear_directory(directory: &Path) {
-    remove_matching(directory, |name| name.starts_with(PREFIX));
+    remove_matching(directory, |name| name.starts_with(FILE_PREFIX));
 }
 
 /// Removes files with this token, and files that builds put next to them.
@@ -254,7 +262,7 @@ fn remove_matching(directory: &Path, is_one: impl Fn(&str) -> bool) {
 }
 
 fn mark_of(directory: &Path, token: &str) -> PathBuf {
-    directory.join(format!("{PREFIX}{token}{MARK}"))
+    directory.join(format!("{FILE_PREFIX}{token}{MARK_SUFFIX}"))
 }
 
 /// Creates the mark with this token, locked.
@@ -277,7 +285,7 @@ fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
 fn sweep_directory(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let token = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(MARK));
+        let token = name.to_str().and_then(|name| name.strip_prefix(FILE_PREFIX)?.strip_suffix(MARK_SUFFIX));
         let Some(token) = token.filter(|token| is_token(token)) else { continue };
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         // Over the network a lock requires write access.
@@ -296,8 +304,8 @@ fn is_token(text: &str) -> bool {
 
 /// Token in the name of one of our files, or of a file that a build put next to it.
 fn maker(name: &str) -> Option<&str> {
-    let (token, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
-    rest.split_once(FILE)?.0.parse::<usize>().ok()?;
+    let (token, rest) = name.strip_prefix(FILE_PREFIX)?.split_once('-')?;
+    rest.split_once(FILE_SUFFIX)?.0.parse::<usize>().ok()?;
     is_token(token).then_some(token)
 }
 
@@ -305,10 +313,10 @@ fn maker(name: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn command(args: &[&str]) -> Command {
-        Command {
+    fn command(args: &[&str]) -> ServerCommand {
+        ServerCommand {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
-            ..Command::bare("/opt/llama-server".into())
+            ..ServerCommand::bare("/opt/llama-server".into())
         }
     }
 
@@ -369,7 +377,7 @@ mod tests {
         let (dead, alive) = ("0123456789abcdef", "fedcba9876543210");
         let of = |token: &str| {
             ["-0.slot", "-0.slot.more", ".mark"]
-                .map(|end| theirs.path().join(format!("{PREFIX}{token}{end}")))
+                .map(|end| theirs.path().join(format!("{FILE_PREFIX}{token}{end}")))
         };
         let foreign = theirs.path().join("llama-warden-notes.mark");
         for file in of(dead).iter().chain(&of(alive)).chain([&kept, &foreign]) {

@@ -6,26 +6,27 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use warden_policies::warmth::SlotFacts;
 
-use crate::process::{Process, Question, touch};
+use crate::process::{BackendProcess, BackendRequest, touch};
 
 /// A slot as reported by the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ReportedSlot {
     pub(crate) facts: SlotFacts,
     /// The slot holds nothing, as far as reported.
     pub(crate) is_empty: bool,
 }
 
 /// Slots of a process; `None` if it does not report them.
-pub(crate) async fn slots(process: &dyn Process, timeout: Duration) -> Option<Vec<Told>> {
-    let (status, answer) = process.ask(Question { path: "/slots".to_owned(), body: None }, timeout).await?;
+pub(crate) async fn slots(process: &dyn BackendProcess, timeout: Duration) -> Option<Vec<ReportedSlot>> {
+    let (status, answer) =
+        process.ask(BackendRequest { path: "/slots".to_owned(), body: None }, timeout).await?;
     if status != 200 {
         return None;
     }
     read(&serde_json::from_slice(&answer).ok()?)
 }
 
-fn read(answer: &Value) -> Option<Vec<Told>> {
+fn read(answer: &Value) -> Option<Vec<ReportedSlot>> {
     let of = |slot: &Value| {
         let id = u32::try_from(slot["id"].as_u64()?).ok()?;
         // Older versions have `state` in place of `is_processing`; 0 is idle.
@@ -33,7 +34,7 @@ fn read(answer: &Value) -> Option<Vec<Told>> {
         let busy = slot["is_processing"].as_bool().unwrap_or_else(by_state);
         let tokens = slot["n_prompt_tokens"].as_u64();
         let task = slot["id_task"].as_i64().and_then(|task| u64::try_from(task).ok());
-        Some(Told {
+        Some(ReportedSlot {
             facts: SlotFacts { id, busy, tokens, task },
             is_empty: !busy && (task.is_none() || tokens == Some(0)),
         })
@@ -43,7 +44,7 @@ fn read(answer: &Value) -> Option<Vec<Told>> {
 
 /// Why a slot was not saved or restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum SlotFailure {
     /// No answer in time.
     Silent,
     /// An error, or an unexpected answer.
@@ -52,45 +53,47 @@ pub(crate) enum Refused {
 
 /// Saves a slot and returns the reported tokens and bytes.
 pub(crate) async fn save(
-    process: &dyn Process,
+    process: &dyn BackendProcess,
     slot: u32,
     name: &str,
     timeout: Duration,
-) -> Result<(u64, u64), Refused> {
+) -> Result<(u64, u64), SlotFailure> {
     let answer = slot_action(process, slot, "save", name, timeout).await?;
-    answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(Refused::Said)
+    answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(SlotFailure::Said)
 }
 
 /// Restores a slot and returns the reported tokens.
 pub(crate) async fn restore(
-    process: &dyn Process,
+    process: &dyn BackendProcess,
     slot: u32,
     name: &str,
     timeout: Duration,
-) -> Result<u64, Refused> {
-    slot_action(process, slot, "restore", name, timeout).await?["n_restored"].as_u64().ok_or(Refused::Said)
+) -> Result<u64, SlotFailure> {
+    slot_action(process, slot, "restore", name, timeout).await?["n_restored"]
+        .as_u64()
+        .ok_or(SlotFailure::Said)
 }
 
 async fn slot_action(
-    process: &dyn Process,
+    process: &dyn BackendProcess,
     slot: u32,
     action: &str,
     name: &str,
     timeout: Duration,
-) -> Result<Value, Refused> {
+) -> Result<Value, SlotFailure> {
     let body = Bytes::from(json!({ "filename": name }).to_string());
-    let question = Question { path: format!("/slots/{slot}?action={action}"), body: Some(body) };
-    let (status, answer) = process.ask(question, timeout).await.ok_or(Refused::Silent)?;
+    let question = BackendRequest { path: format!("/slots/{slot}?action={action}"), body: Some(body) };
+    let (status, answer) = process.ask(question, timeout).await.ok_or(SlotFailure::Silent)?;
     if status != 200 {
         tracing::debug!(slot, action, status, "refused");
-        return Err(Refused::Said);
+        return Err(SlotFailure::Said);
     }
-    serde_json::from_slice(&answer).map_err(|_| Refused::Said)
+    serde_json::from_slice(&answer).map_err(|_| SlotFailure::Said)
 }
 
 /// Result of a touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Touched {
+pub(crate) enum TouchResult {
     /// Cached tokens, and evaluated tokens.
     Counted(u64, u64),
     /// Refused, or without counts.
@@ -100,29 +103,34 @@ pub(crate) enum Touched {
 }
 
 /// Makes a process evaluate a prompt.
-pub(crate) async fn touch(process: &dyn Process, path: &str, body: Vec<u8>, timeout: Duration) -> Touched {
-    let question = Question { path: path.to_owned(), body: Some(body.into()) };
+pub(crate) async fn touch(
+    process: &dyn BackendProcess,
+    path: &str,
+    body: Vec<u8>,
+    timeout: Duration,
+) -> TouchResult {
+    let question = BackendRequest { path: path.to_owned(), body: Some(body.into()) };
     match process.ask(question, timeout).await {
-        None => Touched::Silent,
+        None => TouchResult::Silent,
         Some((200, answer)) => match touch::counted(&answer) {
-            Some((cached, evaluated)) => Touched::Counted(cached, evaluated),
-            None => Touched::Refused,
+            Some((cached, evaluated)) => TouchResult::Counted(cached, evaluated),
+            None => TouchResult::Refused,
         },
         Some((status, _)) => {
             tracing::debug!(path, status, "a conversation's prompt was refused");
-            Touched::Refused
+            TouchResult::Refused
         }
     }
 }
 
 /// Answer to a `POST`, as JSON.
 pub(crate) async fn post(
-    process: &dyn Process,
+    process: &dyn BackendProcess,
     path: &str,
     body: Vec<u8>,
     timeout: Duration,
 ) -> Option<Value> {
-    let question = Question { path: path.to_owned(), body: Some(body.into()) };
+    let question = BackendRequest { path: path.to_owned(), body: Some(body.into()) };
     let (status, answer) = process.ask(question, timeout).await?;
     (status == 200).then(|| serde_json::from_slice(&answer).ok()).flatten()
 }
@@ -133,8 +141,10 @@ mod tests {
 
     #[test]
     fn slots_are_read_as_every_build_tells_them() {
-        let slot =
-            |id, busy, tokens, task, is_empty| Told { facts: SlotFacts { id, busy, tokens, task }, is_empty };
+        let slot = |id, busy, tokens, task, is_empty| ReportedSlot {
+            facts: SlotFacts { id, busy, tokens, task },
+            is_empty,
+        };
         let now = json!([
             { "id": 0, "is_processing": false, "id_task": 7, "n_prompt_tokens": 900 },
             { "id": 1, "is_processing": true, "id_task": 9, "n_prompt_tokens": 3 },

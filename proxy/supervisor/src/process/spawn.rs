@@ -18,14 +18,14 @@ use warden_policies::own_variables::is_ours_alone;
 
 use crate::error::SpawnError;
 use crate::process::control_group::ControlGroup;
-use crate::process::group::Group;
-use crate::process::root::ask::Program;
+use crate::process::group::ProcessGroup;
+use crate::process::root::ask::SuccessorProgram;
 use crate::spec::SpawnRequest;
 
 /// A process and the read ends of its output. Dropping it kills the process's group.
 #[derive(Debug)]
-pub(crate) struct Spawned {
-    pub(crate) group: Group,
+pub(crate) struct SpawnedChild {
+    pub(crate) group: ProcessGroup,
     /// Control group of all its descendants.
     pub(crate) control: Option<Arc<ControlGroup>>,
     pub(crate) stdout: Option<OwnedFd>,
@@ -33,20 +33,28 @@ pub(crate) struct Spawned {
 }
 
 /// Variable that gives a successor the root's PID and the numbers of two inherited files.
-pub const SUCCEEDS: &str = "WARDEN_SUCCEEDS";
+pub const SUCCESSION_VARIABLE: &str = "WARDEN_SUCCEEDS";
 
 /// Creates the next instance. Like any child it dies with this thread and leads its own group. Unlike them
 /// it keeps our standard files and SIGHUP handling, and inherits these two files.
-pub(crate) fn spawn_successor(program: &Program, files: &[OwnedFd; 2]) -> Result<Spawned, SpawnError> {
+pub(crate) fn spawn_successor(
+    program: &SuccessorProgram,
+    files: &[OwnedFd; 2],
+) -> Result<SpawnedChild, SpawnError> {
     let [root, handover] = files.each_ref().map(AsRawFd::as_raw_fd);
     let own = rustix::process::getpid();
     let mut command = Command::new(&program.binary);
     command.arg0(&program.called).args(&program.args).process_group(0);
-    command.env(SUCCEEDS, format!("{} {root} {handover}", own.as_raw_nonzero()));
+    command.env(SUCCESSION_VARIABLE, format!("{} {root} {handover}", own.as_raw_nonzero()));
     inherit_files(&mut command, own, [root, handover]);
     let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
     let child = command.stdin(Stdio::null()).spawn().map_err(failed)?;
-    Ok(Spawned { group: Group::new(Pid::from_child(&child)), control: None, stdout: None, stderr: None })
+    Ok(SpawnedChild {
+        group: ProcessGroup::new(Pid::from_child(&child)),
+        control: None,
+        stdout: None,
+        stderr: None,
+    })
 }
 
 #[expect(unsafe_code, reason = "what has to happen between fork and exec can only be told through pre_exec")]
@@ -66,7 +74,7 @@ fn inherit_files(command: &mut Command, parent: Pid, files: [RawFd; 2]) {
     }
 }
 
-/// Values that a successor gets from its root in [`SUCCEEDS`].
+/// Values that a successor gets from its root in [`SUCCESSION_VARIABLE`].
 #[derive(Debug)]
 pub struct Succession {
     /// PID of the root.
@@ -83,7 +91,7 @@ impl Succession {
     #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
     pub fn ours() -> Option<Self> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
-        let told = std::env::var(SUCCEEDS).ok()?;
+        let told = std::env::var(SUCCESSION_VARIABLE).ok()?;
         let mut numbers = told.split(' ').map(str::parse::<i32>);
         let (root, to_root, handover) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
         // Other children of the root inherit the variable, but not the files.
@@ -129,7 +137,7 @@ unsafe fn take(file: RawFd) -> Option<UnixStream> {
 pub(crate) fn spawn(
     request: &SpawnRequest,
     control: Option<Arc<ControlGroup>>,
-) -> Result<Spawned, SpawnError> {
+) -> Result<SpawnedChild, SpawnError> {
     let what = &request.command;
     let mut words = what.program_words().into_iter();
     let program = words.next().unwrap_or_default();
@@ -162,8 +170,8 @@ pub(crate) fn spawn(
     })?;
     let pid = Pid::from_child(&child);
     adjust_oom_score(pid, request.oom_score_adj);
-    Ok(Spawned {
-        group: Group::new(pid),
+    Ok(SpawnedChild {
+        group: ProcessGroup::new(pid),
         control,
         stdout: child.stdout.take().map(OwnedFd::from),
         stderr: child.stderr.take().map(OwnedFd::from),

@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::standstill::StandstillWatch;
 
-use super::Process;
+use super::BackendProcess;
 
 /// Resolves when the process has made no progress for `limit`. May be dropped.
-pub(crate) async fn stands_still(process: &dyn Process, limit: Duration) {
+pub(crate) async fn stands_still(process: &dyn BackendProcess, limit: Duration) {
     let (began, mut watch) = (Instant::now(), StandstillWatch::new(limit));
     loop {
         tokio::time::sleep(watch.pause()).await;

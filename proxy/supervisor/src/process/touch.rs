@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 /// Answer to a request, as far as known.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Said {
+pub enum AnswerText {
     /// Nothing that could be appended.
     Nothing,
     /// Text of the answer.
@@ -15,7 +15,7 @@ pub enum Said {
     Whole(Bytes),
 }
 
-impl Said {
+impl AnswerText {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Nothing => 0,
@@ -44,7 +44,7 @@ impl Said {
     }
 }
 
-impl std::fmt::Debug for Said {
+impl std::fmt::Debug for AnswerText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Said({} bytes)", self.bytes())
     }
@@ -80,7 +80,7 @@ const DROPPED_FIELDS: [&str; 24] = [
 
 /// Request that makes a process evaluate the whole conversation in `slot`. `None` if the prompt's form is
 /// unknown.
-pub(crate) fn body(request: &[u8], said: &Said, slot: Option<u32>) -> Option<Vec<u8>> {
+pub(crate) fn body(request: &[u8], said: &AnswerText, slot: Option<u32>) -> Option<Vec<u8>> {
     let Ok(Value::Object(mut body)) = serde_json::from_slice(request) else { return None };
     body.retain(|name, _| !DROPPED_FIELDS.contains(&name.as_str()));
     if let Some(text) = said.text() {
@@ -144,7 +144,7 @@ fn event_counts(event: &Value) -> Option<(u64, u64)> {
 mod tests {
     use super::*;
 
-    fn touched(request: &Value, said: &Said, slot: Option<u32>) -> Value {
+    fn touched(request: &Value, said: &AnswerText, slot: Option<u32>) -> Value {
         serde_json::from_slice(&body(request.to_string().as_bytes(), said, slot).unwrap()).unwrap()
     }
 
@@ -153,11 +153,11 @@ mod tests {
         let asked = json!({ "model": "m", "messages": [{ "role": "user", "content": "a" }], "tools": [1], "max_tokens": 9,
             "stream": false, "stop": ["x"], "max_completion_tokens": 9, "user": "u", "temperature": 0.5 });
         assert_eq!(
-            touched(&asked, &Said::Text("b".to_owned()), Some(3)),
+            touched(&asked, &AnswerText::Text("b".to_owned()), Some(3)),
             json!({ "model": "m", "messages": [{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }],
                 "tools": [1], "max_tokens": 0, "stream": true, "temperature": 0.5, "cache_prompt": true, "n_predict": 0, "id_slot": 3 })
         );
-        let whole = |json: Value| Said::Whole(json.to_string().into());
+        let whole = |json: Value| AnswerText::Whole(json.to_string().into());
         let text = json!({ "choices": [{ "message": { "content": "b", "reasoning_content": "", "tool_calls": null } }] });
         assert_eq!(touched(&asked, &whole(text), None)["messages"][1]["content"], "b");
         for more in [
@@ -168,12 +168,15 @@ mod tests {
         ] {
             assert_eq!(touched(&asked, &whole(more), None)["messages"], asked["messages"]);
         }
-        assert_eq!(touched(&json!({ "prompt": "a" }), &Said::Text("b".to_owned()), None)["prompt"], "ab");
+        assert_eq!(
+            touched(&json!({ "prompt": "a" }), &AnswerText::Text("b".to_owned()), None)["prompt"],
+            "ab"
+        );
         assert_eq!(
             touched(&json!({ "prompt": [1, 2] }), &whole(json!({ "content": "b" })), None)["prompt"],
             json!([1, 2, "b"])
         );
-        assert_eq!(body(b"[1]", &Said::Nothing, None), None);
+        assert_eq!(body(b"[1]", &AnswerText::Nothing, None), None);
     }
 
     #[test]

@@ -92,14 +92,14 @@ struct PathPlace {
 
 /// Facts about one name that decide if others can exchange it or its contents.
 #[derive(Clone, Copy, Debug)]
-struct Facts {
+struct PathFacts {
     uid: u32,
     gid: u32,
     mode: u32,
     is_dir: bool,
 }
 
-impl Facts {
+impl PathFacts {
     fn new(metadata: &Metadata) -> Self {
         let (uid, gid, mode) = (mapped(metadata.uid()), mapped(metadata.gid()), metadata.mode());
         Self { uid, gid, mode, is_dir: metadata.is_dir() }
@@ -122,7 +122,7 @@ enum PathDistrust {
 
 impl PathPlace {
     /// Follows one more name, for the user `own`.
-    fn step(self, own: u32, in_container: bool, facts: Facts) -> Result<Self, PathDistrust> {
+    fn step(self, own: u32, in_container: bool, facts: PathFacts) -> Result<Self, PathDistrust> {
         let given_by_root = own == ROOT_UID && self.owner == ROOT_UID && !self.shared;
         let owner = match facts.uid {
             // The owner of the directory above can rename it anyway.
@@ -206,7 +206,7 @@ impl PathWalk {
     }
 
     fn step(&self, own: u32, path: &Path, metadata: &Metadata) -> io::Result<PathPlace> {
-        self.here().step(own, in_container(), Facts::new(metadata)).map_err(|distrust| match distrust {
+        self.here().step(own, in_container(), PathFacts::new(metadata)).map_err(|distrust| match distrust {
             PathDistrust::Foreign(uid) => foreign(path, uid),
             PathDistrust::Writable => denied_error(format!("other users can write to {}", path.display())),
         })
@@ -281,12 +281,12 @@ mod tests {
     const ALICE: u32 = 1000;
     const MALLORY: u32 = 1001;
 
-    fn dir(uid: u32, mode: u32) -> Facts {
-        Facts { uid, gid: uid, mode, is_dir: true }
+    fn dir(uid: u32, mode: u32) -> PathFacts {
+        PathFacts { uid, gid: uid, mode, is_dir: true }
     }
 
     /// Owner of a chain of directories, for a user.
-    fn chain(own: u32, in_container: bool, chain: &[Facts]) -> Result<u32, PathDistrust> {
+    fn chain(own: u32, in_container: bool, chain: &[PathFacts]) -> Result<u32, PathDistrust> {
         let root = PathPlace { owner: ROOT_UID, shared: false };
         let place = chain.iter().try_fold(root, |place, facts| place.step(own, in_container, *facts))?;
         Ok(place.owner)
@@ -295,8 +295,8 @@ mod tests {
     #[test]
     fn a_path_is_followed_only_where_no_other_user_can_exchange_a_part() {
         let (top, tmp) = (dir(ROOT_UID, 0o755), dir(ROOT_UID, 0o1777));
-        let link = |uid| Facts { uid, gid: uid, mode: 0o777, is_dir: false };
-        let shared = Facts { gid: 5000, ..dir(ALICE, 0o775) };
+        let link = |uid| PathFacts { uid, gid: uid, mode: 0o777, is_dir: false };
+        let shared = PathFacts { gid: 5000, ..dir(ALICE, 0o775) };
         let (foreign, writable) = (Err(PathDistrust::Foreign(MALLORY)), Err(PathDistrust::Writable));
         for (own, path, wanted) in [
             (ALICE, vec![top, tmp, dir(ALICE, 0o700)], Ok(ALICE)),

@@ -10,7 +10,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use warden_sensors::StartedProcess;
 
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 
 /// A process and its pidfd.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl WatchedProcess {
     }
 
     /// Exit of the process, if it has ended and is our child: only the parent can ask.
-    pub(crate) fn reap(&self) -> Option<Exit> {
+    pub(crate) fn reap(&self) -> Option<ProcessExit> {
         reap(WaitId::PidFd(self.pidfd.get_ref().as_fd()))
     }
 }
@@ -74,9 +74,9 @@ pub(crate) fn kill(process: StartedProcess) {
 }
 
 /// Exit from the status that the parent gets.
-pub(crate) fn exit_of(status: &WaitIdStatus) -> Exit {
-    let signal = status.terminating_signal().map(Exit::Signal);
-    signal.or(status.exit_status().map(Exit::Code)).unwrap_or(Exit::Unknown)
+pub(crate) fn exit_of(status: &WaitIdStatus) -> ProcessExit {
+    let signal = status.terminating_signal().map(ProcessExit::Signal);
+    signal.or(status.exit_status().map(ProcessExit::Code)).unwrap_or(ProcessExit::Unknown)
 }
 
 /// Opens a pidfd; `None` if the process is reaped.
@@ -110,7 +110,7 @@ pub(crate) async fn until_pidfd_ends(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
 }
 
 /// Reaps a child of ours that has ended, and returns its exit.
-pub(crate) fn reap(which: WaitId<'_>) -> Option<Exit> {
+pub(crate) fn reap(which: WaitId<'_>) -> Option<ProcessExit> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     rustix::process::waitid(which, options).ok().flatten().as_ref().map(exit_of)
 }

@@ -19,41 +19,41 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use warden_policies::ServerFacts;
-use warden_policies::lifecycle::Phase;
+use warden_policies::lifecycle::BackendPhase;
 
 use crate::clock;
-use crate::error::{ControlError, Denied, Failure, FailureKind};
-use crate::lease::address::Address;
-use crate::lease::cell::Cell;
-use crate::lease::queue::{LeaseQueue, Refusal};
-use crate::model::context::Context;
-use crate::model::mailbox::{Outbox, TaskInbox, mailbox};
-use crate::model::{Control, Message};
-use crate::origin::probe::{Listed, ProbeFailure, probe};
+use crate::error::{BackendFailure, ControlError, FailureKind, LeaseDenied};
+use crate::lease::address::LeaseAddress;
+use crate::lease::cell::GenerationCell;
+use crate::lease::queue::{LeaseQueue, QueueRefusal};
+use crate::model::context::FleetContext;
+use crate::model::mailbox::{TaskInbox, TaskOutbox, mailbox};
+use crate::model::{ControlMessage, TaskMessage};
+use crate::origin::probe::{EndpointInfo, ProbeFailure, probe};
 use crate::spec::RemoteSpec;
 use crate::view::event::EventKind;
 use crate::view::{BackendView, ModelOutage, ModelState, ModelView, RemoteView};
 
 /// Task of one remote model.
 #[derive(Debug)]
-pub(crate) struct Remote {
-    context: Arc<Context>,
+pub(crate) struct RemoteTask {
+    context: Arc<FleetContext>,
     leases: Arc<LeaseQueue>,
     spec: RemoteSpec,
     inbox: TaskInbox,
     /// Cell of the present address.
-    cell: Arc<Cell>,
+    cell: Arc<GenerationCell>,
     /// Earlier addresses with running requests.
-    former: Vec<Arc<Cell>>,
-    standing: Standing,
+    former: Vec<Arc<GenerationCell>>,
+    standing: EndpointState,
     /// Last answer of its endpoint.
-    listed: Listed,
+    listed: EndpointInfo,
     /// Number of times that it stopped answering.
     outages: u64,
     was_ready: bool,
     /// Time of the next probe.
     due: Instant,
-    asking: Asking,
+    asking: PendingProbe,
     /// A connection failed since the last probe.
     doubted: bool,
     /// The model is no longer configured, and another one may have its name.
@@ -62,8 +62,8 @@ pub(crate) struct Remote {
 
 /// Present or last probe.
 #[derive(Debug)]
-struct Asking {
-    task: JoinSet<Result<Listed, ProbeFailure>>,
+struct PendingProbe {
+    task: JoinSet<Result<EndpointInfo, ProbeFailure>>,
     since: Instant,
     /// A connection had failed before.
     in_doubt: bool,
@@ -71,7 +71,7 @@ struct Asking {
     slow: u32,
 }
 
-impl Default for Asking {
+impl Default for PendingProbe {
     fn default() -> Self {
         Self { task: JoinSet::new(), since: Instant::now(), in_doubt: false, slow: 0 }
     }
@@ -79,13 +79,13 @@ impl Default for Asking {
 
 /// State of the endpoint.
 #[derive(Debug)]
-enum Standing {
+enum EndpointState {
     /// Unknown while it is being probed.
     Unknown,
     Answers {
         since: Instant,
     },
-    Silent(Failure),
+    Silent(BackendFailure),
 }
 
 /// Next step after a message.
@@ -95,8 +95,12 @@ enum NextStep {
     End(Instant),
 }
 
-impl Remote {
-    pub(crate) fn new(context: Arc<Context>, leases: Arc<LeaseQueue>, spec: RemoteSpec) -> (Self, Outbox) {
+impl RemoteTask {
+    pub(crate) fn new(
+        context: Arc<FleetContext>,
+        leases: Arc<LeaseQueue>,
+        spec: RemoteSpec,
+    ) -> (Self, TaskOutbox) {
         let (sender, inbox) = mailbox();
         let cell = cell(&context, &spec);
         let remote = Self {
@@ -106,12 +110,12 @@ impl Remote {
             inbox,
             cell,
             former: Vec::new(),
-            standing: Standing::Unknown,
-            listed: Listed::default(),
+            standing: EndpointState::Unknown,
+            listed: EndpointInfo::default(),
             outages: 0,
             was_ready: false,
             due: Instant::now(),
-            asking: Asking::default(),
+            asking: PendingProbe::default(),
             doubted: false,
             removed: false,
         };
@@ -127,7 +131,7 @@ impl Remote {
                 self.asking.task = JoinSet::new();
                 if !self.removed && !self.leases.any_open() {
                     // No endpoint can serve them any more.
-                    self.leases.dismiss(&Denied::ShuttingDown);
+                    self.leases.dismiss(&LeaseDenied::ShuttingDown);
                 }
                 if self.leases.is_idle() {
                     break;
@@ -152,56 +156,58 @@ impl Remote {
                 () = sleep_until(due), if !is_asked && end.is_none() => self.ask(),
             }
         }
-        self.leases.dismiss(&if self.removed { Denied::Removed } else { Denied::ShuttingDown });
+        self.leases.dismiss(&if self.removed { LeaseDenied::Removed } else { LeaseDenied::ShuttingDown });
         for cell in self.former.drain(..).chain([self.cell]) {
             self.leases.forget(cell.id);
             cell.request_stop();
         }
     }
 
-    fn handle_message(&mut self, message: Message) -> NextStep {
+    fn handle_message(&mut self, message: TaskMessage) -> NextStep {
         let control = match message {
-            Message::Control(control) => control,
-            Message::Beat(question) => {
+            TaskMessage::Control(control) => control,
+            TaskMessage::Beat(question) => {
                 let _left = question.send(());
                 return NextStep::Go;
             }
-            Message::Report(..) | Message::Looked(..) | Message::StartSearched(..) => return NextStep::Go,
+            TaskMessage::Report(..) | TaskMessage::Looked(..) | TaskMessage::StartSearched(..) => {
+                return NextStep::Go;
+            }
         };
         match control {
-            Control::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
+            ControlMessage::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
             // Without a process to replace, a restart probes the endpoint now.
-            Control::Restart(_, reply) => {
+            ControlMessage::Restart(_, reply) => {
                 self.due = Instant::now();
                 drop(reply.send(Ok(Vec::new())));
             }
-            Control::Drain(reply) => drop(reply.send(Err(self.no_process_error("drained")))),
-            Control::Reclaim(_, reply) => {
+            ControlMessage::Drain(reply) => drop(reply.send(Err(self.no_process_error("drained")))),
+            ControlMessage::Reclaim(_, reply) => {
                 drop(reply.send(Err(self.no_process_error("asked to give memory back"))))
             }
-            Control::Pin(_, _, reply) => drop(reply.send(Err(self.no_process_error("pinned")))),
-            Control::Remove => {
+            ControlMessage::Pin(_, _, reply) => drop(reply.send(Err(self.no_process_error("pinned")))),
+            ControlMessage::Remove => {
                 self.removed = true;
                 self.leases.close(self.cell.id);
                 return NextStep::End(clock::after(Instant::now(), Duration::MAX));
             }
-            Control::Shutdown(until) => return NextStep::End(until),
-            Control::Disband => return NextStep::End(Instant::now()),
-            Control::Apply(..)
-            | Control::Load(..)
-            | Control::Unload(_)
-            | Control::GiveBack
-            | Control::Stay { .. }
-            | Control::Anew { .. }
-            | Control::Come
-            | Control::ClearAway
-            | Control::Never { .. }
-            | Control::HandOver(_)
-            | Control::Thaw
-            | Control::LetGo(_)
-            | Control::Gates(..)
-            | Control::Begin
-            | Control::Learn(..) => {}
+            ControlMessage::Shutdown(until) => return NextStep::End(until),
+            ControlMessage::Disband => return NextStep::End(Instant::now()),
+            ControlMessage::Apply(..)
+            | ControlMessage::Load(..)
+            | ControlMessage::Unload(_)
+            | ControlMessage::GiveBack
+            | ControlMessage::Stay { .. }
+            | ControlMessage::Anew { .. }
+            | ControlMessage::Come
+            | ControlMessage::ClearAway
+            | ControlMessage::Never { .. }
+            | ControlMessage::HandOver(_)
+            | ControlMessage::Thaw
+            | ControlMessage::LetGo(_)
+            | ControlMessage::Gates(..)
+            | ControlMessage::Begin
+            | ControlMessage::Learn(..) => {}
         }
         NextStep::Go
     }
@@ -220,18 +226,19 @@ impl Remote {
         if moved {
             self.leases.close(self.cell.id);
             self.former.push(std::mem::replace(&mut self.cell, cell(&self.context, &self.spec)));
-            self.asking = Asking::default();
-            (self.standing, self.listed) = (Standing::Unknown, Listed::default());
+            self.asking = PendingProbe::default();
+            (self.standing, self.listed) = (EndpointState::Unknown, EndpointInfo::default());
             (self.doubted, self.was_ready) = (false, false);
             self.leases.refuse(None);
-        } else if matches!(self.standing, Standing::Answers { .. }) && !self.doubted {
+        } else if matches!(self.standing, EndpointState::Answers { .. }) && !self.doubted {
             self.open();
         }
         if moved && renamed {
             // Waiting requests contain the model's name at the old address.
             let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
-            let failure = Failure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures: 1 };
-            self.leases.dismiss(&Denied::Silent(failure, Duration::from_secs(1)));
+            let failure =
+                BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures: 1 };
+            self.leases.dismiss(&LeaseDenied::Silent(failure, Duration::from_secs(1)));
         }
         self.due = Instant::now();
         moved
@@ -240,7 +247,7 @@ impl Remote {
     /// Handles failed connections.
     fn look(&mut self) {
         let doubted = self.leases.take_doubts().contains(&self.cell.id);
-        if doubted && !matches!(self.standing, Standing::Silent(_)) {
+        if doubted && !matches!(self.standing, EndpointState::Silent(_)) {
             // An earlier probe says nothing about the present state.
             self.asking.task = JoinSet::new();
             (self.doubted, self.due) = (true, Instant::now());
@@ -255,7 +262,7 @@ impl Remote {
         self.asking.task.spawn(async move { probe(&origin, &model, limit).await });
     }
 
-    fn answered(&mut self, answer: Result<Listed, ProbeFailure>) {
+    fn answered(&mut self, answer: Result<EndpointInfo, ProbeFailure>) {
         let (numbers, now) = (self.spec.numbers, Instant::now());
         // A connection may have failed meanwhile.
         self.look();
@@ -271,7 +278,7 @@ impl Remote {
             Err(ProbeFailure::Slow(why)) => {
                 self.asking.slow += 1;
                 let works = self.cell.progressed_since(self.asking.since);
-                let answers = matches!(self.standing, Standing::Answers { .. }) && !self.asking.in_doubt;
+                let answers = matches!(self.standing, EndpointState::Answers { .. }) && !self.asking.in_doubt;
                 if works || answers && self.asking.slow < numbers.slow {
                     // A busy endpoint may not answer a probe, so it counts as serving.
                     return self.serves(clock::again(now, numbers.retry_first));
@@ -284,10 +291,10 @@ impl Remote {
     }
 
     fn serves(&mut self, due: Instant) {
-        let was_silent = matches!(self.standing, Standing::Silent(_));
+        let was_silent = matches!(self.standing, EndpointState::Silent(_));
         let was_ready = std::mem::replace(&mut self.was_ready, true);
-        if !matches!(self.standing, Standing::Answers { .. }) {
-            self.standing = Standing::Answers { since: Instant::now() };
+        if !matches!(self.standing, EndpointState::Answers { .. }) {
+            self.standing = EndpointState::Answers { since: Instant::now() };
         }
         self.due = due;
         self.leases.lives(self.cell.id);
@@ -300,22 +307,22 @@ impl Remote {
     fn is_silent(&mut self, why: &str) {
         let numbers = self.spec.numbers;
         let failures = match &self.standing {
-            Standing::Silent(failure) => failure.failures.saturating_add(1),
-            Standing::Answers { .. } | Standing::Unknown => 1,
+            EndpointState::Silent(failure) => failure.failures.saturating_add(1),
+            EndpointState::Answers { .. } | EndpointState::Unknown => 1,
         };
         let pause = numbers.retry_first.saturating_mul(1 << (failures - 1).min(16)).min(numbers.interval);
         self.due = clock::again(Instant::now(), pause);
         let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
-        let failure = Failure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
+        let failure = BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
         self.leases.close(self.cell.id);
         // Add time for the probe itself.
         let trial = clock::after(self.due, Duration::from_secs(1));
-        self.leases.refuse(Some(Refusal::Silent(failure.clone(), trial)));
+        self.leases.refuse(Some(QueueRefusal::Silent(failure.clone(), trial)));
         if failures == 1 {
             self.outages += u64::from(self.was_ready);
             self.tell(EventKind::EndpointSilent { failure: failure.clone() });
         }
-        self.standing = Standing::Silent(failure);
+        self.standing = EndpointState::Silent(failure);
     }
 
     fn open(&mut self) {
@@ -340,13 +347,13 @@ impl Remote {
 
     fn show(&self) -> ModelView {
         let failure = match &self.standing {
-            Standing::Silent(failure) => Some(failure.clone()),
-            Standing::Answers { .. } | Standing::Unknown => None,
+            EndpointState::Silent(failure) => Some(failure.clone()),
+            EndpointState::Answers { .. } | EndpointState::Unknown => None,
         };
         let state = match self.standing {
-            Standing::Answers { .. } => ModelState::Loaded,
-            Standing::Unknown => ModelState::Loading,
-            Standing::Silent(_) => ModelState::Backoff,
+            EndpointState::Answers { .. } => ModelState::Loaded,
+            EndpointState::Unknown => ModelState::Loading,
+            EndpointState::Silent(_) => ModelState::Backoff,
         };
         let outage = failure.is_some().then(|| ModelOutage {
             refusing: true,
@@ -377,9 +384,9 @@ impl Remote {
 
     fn endpoint_view(&self) -> BackendView {
         let (phase, ready_since) = match self.standing {
-            Standing::Answers { since } => (Phase::Ready, Some(since.into())),
-            Standing::Unknown => (Phase::Starting, None),
-            Standing::Silent(_) => (Phase::Backoff, None),
+            EndpointState::Answers { since } => (BackendPhase::Ready, Some(since.into())),
+            EndpointState::Unknown => (BackendPhase::Starting, None),
+            EndpointState::Silent(_) => (BackendPhase::Backoff, None),
         };
         BackendView {
             replica: 0,
@@ -404,9 +411,13 @@ impl Remote {
 }
 
 /// Cell for a new generation: an address with unknown facts, except that it serves several connections.
-fn cell(context: &Context, spec: &RemoteSpec) -> Arc<Cell> {
+fn cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
     let facts = ServerFacts { http_threads: Some(ServerFacts::THREADS_ON_DEMAND), ..ServerFacts::default() };
-    Arc::new(Cell::new(context.next_generation(), Address::Remote(Arc::clone(&spec.origin)), facts))
+    Arc::new(GenerationCell::new(
+        context.next_generation(),
+        LeaseAddress::Remote(Arc::clone(&spec.origin)),
+        facts,
+    ))
 }
 
 async fn at(time: Option<Instant>) {
@@ -416,7 +427,9 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-async fn answered(asking: &mut JoinSet<Result<Listed, ProbeFailure>>) -> Result<Listed, ProbeFailure> {
+async fn answered(
+    asking: &mut JoinSet<Result<EndpointInfo, ProbeFailure>>,
+) -> Result<EndpointInfo, ProbeFailure> {
     match asking.join_next().await {
         Some(answer) => answer.unwrap_or_else(|error| Err(ProbeFailure::Said(error.to_string()))),
         None => std::future::pending().await,

@@ -94,12 +94,12 @@ impl StateView {
 /// Queues data for writing, and never waits for the disk. Cheap to clone; the thread ends with the last
 /// clone.
 #[derive(Clone, Debug)]
-pub struct StateWriter(Arc<Owner>);
+pub struct StateWriter(Arc<WriterOwner>);
 
 #[derive(Debug)]
-struct Owner(Arc<WriterShared>);
+struct WriterOwner(Arc<WriterShared>);
 
-impl Drop for Owner {
+impl Drop for WriterOwner {
     fn drop(&mut self) {
         self.0.queue().closed = true;
         self.0.filled.notify_one();
@@ -109,12 +109,12 @@ impl Drop for Owner {
 #[derive(Debug)]
 struct WriterShared {
     capacity: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<WriteQueue>,
     filled: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct WriteQueue {
     entries: VecDeque<WriteEntry>,
     bytes: usize,
     /// When the thread began the present entry.
@@ -126,7 +126,7 @@ struct Queue {
     closed: bool,
 }
 
-impl std::fmt::Debug for Queue {
+impl std::fmt::Debug for WriteQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Queue({} entries)", self.entries.len())
     }
@@ -145,7 +145,7 @@ enum WriteEntry {
 }
 
 impl WriterShared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, WriteQueue> {
         lock(&self.queue)
     }
 
@@ -216,7 +216,7 @@ impl StateWriter {
         let shared = Arc::new(WriterShared { capacity, queue: Mutex::default(), filled: Condvar::new() });
         let own = Arc::clone(&shared);
         std::thread::Builder::new().name("state".to_owned()).spawn(move || own.run())?;
-        Ok(Self(Arc::new(Owner(shared))))
+        Ok(Self(Arc::new(WriterOwner(shared))))
     }
 
     /// Queues a write after all earlier ones. `bytes`: approximate memory that it takes until then. Returns

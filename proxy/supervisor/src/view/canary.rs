@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::ModelName;
-use warden_policies::canary::{Report, Verdict};
+use warden_policies::canary::{CanaryReport, CanaryVerdict};
 
 /// State of a canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,9 +54,9 @@ pub struct CanaryView {
     pub ended_at: Option<String>,
     /// Verdict of the trial.
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub verdict: CanaryVerdict,
     /// Results of both builds.
-    pub report: Report,
+    pub report: CanaryReport,
 }
 
 /// `kind` of a ledger line about a canary.

@@ -5,19 +5,19 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
-use warden_policies::cooldown::Held;
-use warden_policies::growth::{Growth, Verdict};
-use warden_policies::quarantine::Fingerprint;
+use warden_policies::cooldown::HoldReason;
+use warden_policies::growth::{GrowthVerdict, SeriesGrowth};
+use warden_policies::quarantine::RequestFingerprint;
 use warden_policies::sample::GpuIndex;
 use warden_policies::start_search::StartFinding;
-use warden_policies::warmth::Warmth;
-use warden_policies::{Decision, GenerationId, ModelName, Reason};
+use warden_policies::warmth::WarmthReport;
+use warden_policies::{GenerationId, ModelName, Reason, RecycleDecision};
 
 use crate::clock;
-use crate::error::{Failure, NoRoom};
+use crate::error::{BackendFailure, NoRoom};
 use crate::sync::lock;
 use crate::view::canary::CanaryEntry;
-use crate::view::ledger::{LedgerEntry, Mode};
+use crate::view::ledger::{LedgerEntry, ReplacementMode};
 use crate::view::log::MAX_LISTENER_LAG;
 use crate::view::pin_entry::PinEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
@@ -44,7 +44,7 @@ pub struct ApplyReport {
 
 /// An event. The JSON is one flat object with `id`, `at`, `kind` and the fields of the kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Event {
+pub struct FleetEvent {
     /// Sequence number, from 1.
     pub id: u64,
     /// Time, RFC 3339.
@@ -146,7 +146,7 @@ pub enum EventKind {
     /// The process ended by itself, or could not be created.
     Crashed {
         /// Reason.
-        failure: Failure,
+        failure: BackendFailure,
         /// The end came from outside: an operator, a time limit, or the kernel for lack of memory.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         outside: bool,
@@ -161,7 +161,7 @@ pub enum EventKind {
     /// The process cannot start until a flag or file changes, which triggers the next start.
     Failed {
         /// Last failure.
-        failure: Failure,
+        failure: BackendFailure,
     },
     /// Crash loop; starts continue.
     CrashLoop {
@@ -170,12 +170,12 @@ pub enum EventKind {
         /// Period of these ends, in seconds.
         within_s: u64,
         /// Last failure.
-        failure: Failure,
+        failure: BackendFailure,
     },
     /// The policy wants the process replaced at the next quiet moment.
     RecycleWanted {
         /// Decision of the policy.
-        decision: Decision,
+        decision: RecycleDecision,
         /// Host memory charged to it, in bytes.
         host_bytes: Option<u64>,
         /// Bytes of the memory in `decision.series`, if any.
@@ -185,9 +185,9 @@ pub enum EventKind {
     /// A replacement is due and held back.
     RecycleHeld {
         /// Decision of the policy.
-        decision: Decision,
+        decision: RecycleDecision,
         /// Reason for holding it back.
-        held: Held,
+        held: HoldReason,
         /// The reason in words.
         message: String,
     },
@@ -196,7 +196,7 @@ pub enum EventKind {
         /// Reason.
         reason: Reason,
         /// Replacement mode.
-        mode: Mode,
+        mode: ReplacementMode,
         /// Reason for the mode.
         note: Option<String>,
     },
@@ -213,19 +213,19 @@ pub enum EventKind {
     /// An unloaded model is loaded again, with its conversations.
     CameBack {
         /// Result for the conversations. A later `warmed` reports those still to be evaluated.
-        warmth: Warmth,
+        warmth: WarmthReport,
     },
     /// The remaining prompts of a replaced process are evaluated, or never will be.
     Warmed {
         /// Result for these prompts, which the replacement's entry counts only as due.
-        warmth: Warmth,
+        warmth: WarmthReport,
     },
     /// The verdict on a memory series has changed.
     Verdict {
         /// Series, new verdict, slope and blame.
-        growth: Box<Growth>,
+        growth: Box<SeriesGrowth>,
         /// Previous verdict.
-        before: Verdict,
+        before: GrowthVerdict,
         /// Number of the generation's request at the change.
         request: u64,
         /// The change in words.
@@ -251,7 +251,7 @@ pub enum EventKind {
     /// The remote endpoint does not answer, or refuses us; requests are refused until it answers.
     EndpointSilent {
         /// Reason.
-        failure: Failure,
+        failure: BackendFailure,
     },
     /// VRAM of a process is unknown, so its VRAM policy is off.
     VramUnknown {
@@ -313,12 +313,12 @@ pub enum EventKind {
     /// A process ended by itself with these requests in flight: each runs alone if it is sent again.
     RequestsSuspected {
         /// Fingerprints of the requests.
-        fingerprints: Vec<Fingerprint>,
+        fingerprints: Vec<RequestFingerprint>,
     },
     /// A process ended while this request ran alone in it: the request is refused from now on.
     RequestQuarantined {
         /// Fingerprint of the request.
-        fingerprint: Fingerprint,
+        fingerprint: RequestFingerprint,
         /// Duration of the refusal in seconds.
         seconds: u64,
     },
@@ -347,26 +347,26 @@ pub enum EventKind {
 #[derive(Debug)]
 pub struct EventTail {
     /// Events still kept, oldest first.
-    pub events: Vec<Event>,
+    pub events: Vec<FleetEvent>,
     /// Receiver that continues without a gap.
-    pub receiver: broadcast::Receiver<Event>,
+    pub receiver: broadcast::Receiver<FleetEvent>,
 }
 
 /// Stores and sends events.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct EventJournal {
     keep: usize,
     kept: Mutex<JournalState>,
-    sender: broadcast::Sender<Event>,
+    sender: broadcast::Sender<FleetEvent>,
 }
 
 #[derive(Debug, Default)]
 struct JournalState {
     last: u64,
-    events: VecDeque<Event>,
+    events: VecDeque<FleetEvent>,
 }
 
-impl Journal {
+impl EventJournal {
     /// A journal that keeps `keep` events, 1 or more.
     pub(crate) fn new(keep: usize) -> Self {
         let keep = keep.max(1);
@@ -378,7 +378,7 @@ impl Journal {
         log(model, generation, &kind);
         let mut kept = lock(&self.kept);
         kept.last += 1;
-        let event = Event { id: kept.last, at: clock::wall(), model: model.cloned(), generation, kind };
+        let event = FleetEvent { id: kept.last, at: clock::wall(), model: model.cloned(), generation, kind };
         if kept.events.len() >= self.keep {
             kept.events.pop_front();
         }
@@ -485,7 +485,9 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::CameBack { warmth } => tracing::info!(model, generation, "loaded again: {warmth}"),
         EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
         EventKind::Verdict { growth, message, .. } => match growth.verdict {
-            Verdict::Suspected | Verdict::Leaking => tracing::warn!(model, generation, "{message}"),
+            GrowthVerdict::Suspected | GrowthVerdict::Leaking => {
+                tracing::warn!(model, generation, "{message}")
+            }
             _ => tracing::info!(model, generation, "{message}"),
         },
         EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
@@ -535,7 +537,7 @@ mod tests {
 
     #[test]
     fn an_event_is_one_flat_object() {
-        let journal = Journal::new(1);
+        let journal = EventJournal::new(1);
         journal.tell(None, None, EventKind::Suspect { refused: false, crash: None });
         let model = ModelName::new("m");
         journal.tell(Some(&model), Some(GenerationId(3)), EventKind::Draining { in_flight: 2 });
@@ -547,6 +549,6 @@ mod tests {
             (&2.into(), &"draining".into(), &"m".into())
         );
         assert_eq!((&json["generation"], &json["in_flight"]), (&3.into(), &2.into()));
-        assert_eq!(serde_json::from_value::<Event>(json).unwrap(), events[0]);
+        assert_eq!(serde_json::from_value::<FleetEvent>(json).unwrap(), events[0]);
     }
 }

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
-use warden_policies::growth::{GrowthBlame, GrowthForecast, IntervalEstimate, Verdict};
-use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
-use warden_policies::warmth::Warmth;
-use warden_policies::{GenerationId, ModelName, Reason, Work, secrets};
-use warden_sensors::report::Totals;
+use warden_policies::growth::{GrowthBlame, GrowthForecast, GrowthVerdict, IntervalEstimate};
+use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, VramReading};
+use warden_policies::warmth::WarmthReport;
+use warden_policies::{GenerationId, ModelName, Reason, WorkDone, secrets};
+use warden_sensors::report::ContextTotals;
 
 use crate::state::line_file::AppendFile;
 use crate::state::{StateKind, StateWriter, may_pass};
@@ -25,14 +25,14 @@ use crate::view::reclaim_entry::ReclaimEntry;
 /// Way of replacing a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub enum ReplacementMode {
     /// Drain, stop, start.
     Sequential,
     /// Start, switch, drain, stop.
     Overlap,
 }
 
-impl Mode {
+impl ReplacementMode {
     /// Name in the ledger, events and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl Mode {
 
 /// State when the replacement was decided.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Evidence {
+pub struct ReplacementEvidence {
     /// Host memory charged to the old generation, in bytes.
     pub host_bytes: Option<u64>,
     /// Exceeded budget, in bytes.
@@ -52,14 +52,14 @@ pub struct Evidence {
     /// Requests answered by the old generation.
     pub requests: u64,
     /// Total work of the old generation.
-    pub work: Work,
+    pub work: WorkDone,
     /// Seconds since it became ready.
     pub age_s: f64,
     /// Reason for the replacement mode, for people.
     pub note: Option<String>,
     /// Totals of its last report about GPU memory; absent without a report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub report: Option<Totals>,
+    pub report: Option<ContextTotals>,
     /// Memory that the decision was about; absent if it was about none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
@@ -68,7 +68,7 @@ pub struct Evidence {
     pub series_bytes: Option<u64>,
     /// Verdict on the series.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<GrowthVerdict>,
     /// Growth in bytes per request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slope: Option<IntervalEstimate>,
@@ -109,9 +109,9 @@ pub struct LedgerEntry {
     /// Reason.
     pub reason: Reason,
     /// Evidence for the decision.
-    pub evidence: Evidence,
+    pub evidence: ReplacementEvidence,
     /// Way of replacing.
-    pub mode: Mode,
+    pub mode: ReplacementMode,
     /// Old generation; `None` if none ran.
     pub from: Option<GenerationId>,
     /// New generation; `None` if it never served.
@@ -142,10 +142,10 @@ pub struct LedgerEntry {
     pub host_after: Option<HostMemory>,
     /// VRAM of the old generation at its last sample, per GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vram_before: Vec<Vram>,
+    pub vram_before: Vec<VramReading>,
     /// VRAM of the new generation when it became ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vram_after: Vec<Vram>,
+    pub vram_after: Vec<VramReading>,
     /// GPUs after the end of the old process; empty if unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after_exit: Vec<GpuAfterExit>,
@@ -154,7 +154,7 @@ pub struct LedgerEntry {
     pub helped: Option<bool>,
     /// Result of carrying over conversations; absent if there were none, or nothing is carried over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub warm: Option<Warmth>,
+    pub warm: Option<WarmthReport>,
     /// Reason of a failure; `None` on success.
     pub failed: Option<String>,
     /// Another request ended the replacement, as `failed` says, without an error.
@@ -167,14 +167,14 @@ pub struct LedgerEntry {
 
 impl LedgerEntry {
     /// New entry with default values.
-    pub fn of(model: ModelName, replica: u32, reason: Reason, mode: Mode) -> Self {
+    pub fn of(model: ModelName, replica: u32, reason: Reason, mode: ReplacementMode) -> Self {
         Self {
             id: 0,
             at: String::new(),
             model,
             replica,
             reason,
-            evidence: Evidence::default(),
+            evidence: ReplacementEvidence::default(),
             mode,
             from: None,
             to: None,
@@ -205,7 +205,7 @@ const LEDGER_FILE_MODE: u32 = 0o640;
 
 /// Writer of the ledger. Entries of earlier runs stay; the file grows by a few hundred bytes per replacement.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct LedgerWriter {
     path: PathBuf,
     /// Locked by the writer thread only.
     file: Arc<Mutex<AppendFile>>,
@@ -213,7 +213,7 @@ pub(crate) struct Ledger {
     last: AtomicU64,
 }
 
-impl Ledger {
+impl LedgerWriter {
     /// Opens `ledger.jsonl` in a directory, which is created if missing. A full disk is no error: it may
     /// have room when there is something to write.
     pub(crate) fn open(directory: &Path, state: StateWriter) -> Result<Self, (PathBuf, io::Error)> {
@@ -285,7 +285,7 @@ mod tests {
         let entry = |id| LedgerEntry {
             id,
             at: "2026-01-02T03:04:05.678Z".to_owned(),
-            evidence: Evidence { host_bytes: Some(7), ..Evidence::default() },
+            evidence: ReplacementEvidence { host_bytes: Some(7), ..ReplacementEvidence::default() },
             from: Some(GenerationId(1)),
             to: Some(GenerationId(2)),
             carried_over: 3,
@@ -294,14 +294,14 @@ mod tests {
             drain_ms: 5,
             exit_ms: Some(3),
             start_ms: Some(30),
-            vram_before: vec![Vram { gpu: GpuIndex(0), bytes: 9, source: VramSource::Process }],
+            vram_before: vec![VramReading { gpu: GpuIndex(0), bytes: 9, source: VramSource::Process }],
             helped: Some(true),
-            ..LedgerEntry::of(ModelName::new("m"), 0, Reason::HostSoft, Mode::Sequential)
+            ..LedgerEntry::of(ModelName::new("m"), 0, Reason::HostSoft, ReplacementMode::Sequential)
         };
         let append = |id| {
             // Opened again, as in the next run of the supervisor.
             let state = StateWriter::start().unwrap();
-            Ledger::open(directory.path(), state.clone()).unwrap().append(&entry(id));
+            LedgerWriter::open(directory.path(), state.clone()).unwrap().append(&entry(id));
             assert!(state.flush(Duration::from_secs(20)));
         };
         (1..=2).for_each(append);
@@ -336,7 +336,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let (path, _) = Ledger::open(&file.join("state"), StateWriter::start().unwrap()).unwrap_err();
+        let (path, _) = LedgerWriter::open(&file.join("state"), StateWriter::start().unwrap()).unwrap_err();
         assert_eq!(path, file.join("state"));
     }
 }

@@ -13,7 +13,7 @@ use crate::sync::lock;
 /// Output stream of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stream {
+pub enum OutputStream {
     /// Standard output.
     Stdout,
     /// Standard error.
@@ -30,7 +30,7 @@ pub struct LogLine {
     /// Generation of the process.
     pub generation: GenerationId,
     /// Output stream.
-    pub stream: Stream,
+    pub stream: OutputStream,
     /// Text without the line end, cut to the configured length.
     pub text: String,
 }
@@ -75,7 +75,7 @@ impl LogRing {
 
     /// Keeps a line, sends it, and copies it without secrets to our own log, which may be collected
     /// elsewhere, under the target `llama_server`.
-    pub(crate) fn push(&self, generation: GenerationId, stream: Stream, text: String) {
+    pub(crate) fn push(&self, generation: GenerationId, stream: OutputStream, text: String) {
         tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::text(&text));
         let line = LogLine { at: clock::wall(), model: self.model.clone(), generation, stream, text };
         // Send under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
@@ -129,10 +129,10 @@ mod tests {
     fn a_tail_has_the_last_lines_and_then_the_new_ones_without_a_gap() {
         let ring = LogRing::new(ModelName::new("m"), 2);
         for text in ["a", "b", "c"] {
-            ring.push(GenerationId(1), Stream::Stderr, text.to_owned());
+            ring.push(GenerationId(1), OutputStream::Stderr, text.to_owned());
         }
         let mut tail = ring.tail();
-        ring.push(GenerationId(2), Stream::Stdout, "d".to_owned());
+        ring.push(GenerationId(2), OutputStream::Stdout, "d".to_owned());
         assert_eq!(tail.lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["b", "c"]);
         assert_eq!(tail.receiver.try_recv().unwrap().text, "d");
         assert_eq!(ring.of(GenerationId(1)), ["c"]);

@@ -15,19 +15,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use warden_policies::cooldown::Held;
-use warden_policies::declared_memory::Declared;
-use warden_policies::growth::{Growth, GrowthForecast};
-use warden_policies::lifecycle::Phase;
-use warden_policies::quarantine::Known;
-use warden_policies::reclaim::{Given, Outcome, Parts};
-use warden_policies::recycle::Budget;
-use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
-use warden_policies::warmth::Warmth;
-use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
-use warden_sensors::{CgroupMemory, HostTotals, Report};
+use warden_policies::cooldown::HoldReason;
+use warden_policies::declared_memory::DeclaredPool;
+use warden_policies::growth::{GrowthForecast, SeriesGrowth};
+use warden_policies::lifecycle::BackendPhase;
+use warden_policies::quarantine::QuarantinedRequest;
+use warden_policies::reclaim::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
+use warden_policies::recycle::MemoryBudget;
+use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, VramReading};
+use warden_policies::warmth::WarmthReport;
+use warden_policies::{GenerationId, ModelName, Reason, RecycleDecision, WorkDone};
+use warden_sensors::{CgroupMemory, CudaReport, HostTotals};
 
-use crate::error::Failure;
+use crate::error::BackendFailure;
 use crate::view::canary::CanaryView;
 use crate::view::pin_entry::PinView;
 use crate::view::ready_since::ReadySince;
@@ -146,13 +146,13 @@ pub struct ModelView {
     /// Decision about the neediest backend, and what holds it back.
     pub policy: Option<PolicyView>,
     /// Last failed start, while relevant.
-    pub last_failure: Option<Failure>,
+    pub last_failure: Option<BackendFailure>,
     /// Expectation while it has no process because of a failure.
     #[serde(default)]
     pub outage: Option<ModelOutage>,
     /// Conversations carried over at the last replacement that had any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub warm: Option<Warmth>,
+    pub warm: Option<WarmthReport>,
     /// Reason for the mode of the last start or replacement (`sequential: a GPU is present`), for people.
     pub replace_note: Option<String>,
     /// Requests that may have killed its processes.
@@ -218,7 +218,7 @@ pub struct RemoteView {
 #[serde(default)]
 pub struct QuarantineView {
     /// Refused requests, followed by suspected ones.
-    pub requests: Vec<Known>,
+    pub requests: Vec<QuarantinedRequest>,
     /// Requests put under refusal so far.
     pub quarantined: u64,
     /// Refusals of these requests so far.
@@ -255,9 +255,9 @@ pub struct InputModalities {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PolicyView {
     /// Decision.
-    pub decision: Decision,
+    pub decision: RecycleDecision,
     /// Reason for holding it back, if any.
-    pub held: Option<Held>,
+    pub held: Option<HoldReason>,
 }
 
 /// A process.
@@ -268,7 +268,7 @@ pub struct BackendView {
     /// Generation; `None` before the first start.
     pub generation: Option<GenerationId>,
     /// Phase of its life cycle.
-    pub phase: Phase,
+    pub phase: BackendPhase,
     /// PID.
     pub pid: Option<u32>,
     /// Program that was started. A script or wrapper may have executed another one since.
@@ -286,10 +286,10 @@ pub struct BackendView {
     /// Host memory when it became ready.
     pub host_at_ready: Option<HostMemory>,
     /// Work since its start.
-    pub work: Work,
+    pub work: WorkDone,
     /// Last report of GPU memory; `None` for a plain llama-server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub report: Option<Report>,
+    pub report: Option<CudaReport>,
     /// Memory history.
     #[serde(default)]
     pub memory: MemoryView,
@@ -324,9 +324,9 @@ impl BackendView {
 #[serde(default)]
 pub struct ReclaimTotals {
     /// Number of requests by outcome.
-    pub counts: Vec<(Outcome, u64)>,
+    pub counts: Vec<(ReclaimOutcome, u64)>,
     /// Memory given back, as counted by the processes.
-    pub given: Given,
+    pub given: ReclaimedBytes,
 }
 
 /// Reclaim requests to one process.
@@ -334,7 +334,7 @@ pub struct ReclaimTotals {
 #[serde(default)]
 pub struct ReclaimView {
     /// Parts that can be asked; `None` before the first reading.
-    pub parts: Option<Parts>,
+    pub parts: Option<ReclaimParts>,
     /// `policy.reclaim` at the start of the process.
     pub wanted: bool,
     /// A request is under way.
@@ -350,7 +350,7 @@ pub struct ReclaimView {
 pub struct MemoryView {
     /// VRAM at the last sample per GPU, without unknown ones.
     #[serde(default)]
-    pub vram: Vec<Vram>,
+    pub vram: Vec<VramReading>,
     /// Why VRAM is unknown and causes no decisions; `None` if it is known or the machine has no GPU.
     #[serde(default)]
     pub vram_unknown: Option<String>,
@@ -363,7 +363,7 @@ pub struct MemoryView {
     pub group: Option<CgroupMemory>,
     /// Growth of each series that was read.
     #[serde(default)]
-    pub growth: Vec<Growth>,
+    pub growth: Vec<SeriesGrowth>,
     /// Forecasts for the limits of growing series.
     #[serde(default)]
     pub forecasts: Vec<ForecastView>,
@@ -375,7 +375,7 @@ pub struct MemoryView {
     pub allowance: Vec<String>,
     /// Pools of host memory, in bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub declared: Vec<Declared>,
+    pub declared: Vec<DeclaredPool>,
     /// The slots share one context: tokens of one slot reduce the room of the others.
     #[serde(default)]
     pub one_pool: bool,
@@ -394,7 +394,7 @@ pub struct BudgetView {
     pub series: MemoryKind,
     /// Budgets of that memory.
     #[serde(flatten)]
-    pub budget: Budget,
+    pub budget: MemoryBudget,
 }
 
 /// Forecast for reaching a limit.

@@ -12,12 +12,12 @@ use crate::view::{DeviceView, FleetView, ModelView};
 
 #[derive(Debug, Default)]
 pub(crate) struct ViewPublisher {
-    desk: Mutex<Desk>,
+    desk: Mutex<PublisherState>,
     sender: watch::Sender<Arc<FleetView>>,
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct PublisherState {
     number: u64,
     order: Vec<ModelName>,
     /// Models that clients cannot request.
@@ -75,7 +75,7 @@ impl ViewPublisher {
     }
 
     /// Called under the lock of the desk, so that numbers are published in order.
-    fn publish(&self, desk: &mut Desk) {
+    fn publish(&self, desk: &mut PublisherState) {
         desk.number += 1;
         desk.machine_is_new = false;
         let published = self.view();

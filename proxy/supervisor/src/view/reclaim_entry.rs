@@ -1,8 +1,8 @@
 //! Result of asking a process to give memory back: ledger line, event, and answer to an operator.
 
 use serde::{Deserialize, Serialize};
-use warden_policies::reclaim::{Given, Outcome};
-use warden_policies::sample::{HostMemory, MemoryKind, Vram};
+use warden_policies::reclaim::{ReclaimOutcome, ReclaimedBytes};
+use warden_policies::sample::{HostMemory, MemoryKind, VramReading};
 use warden_policies::{ByteSize, GenerationId, ModelName, Reason};
 
 /// `kind` of a ledger line about a reclaim.
@@ -38,15 +38,15 @@ pub struct ReclaimEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_bytes: Option<u64>,
     /// Overall outcome.
-    pub outcome: Outcome,
+    pub outcome: ReclaimOutcome,
     /// Outcome for the heap; absent if it could not be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub heap: Option<Outcome>,
+    pub heap: Option<ReclaimOutcome>,
     /// Outcome for graphs, pools and cuBLAS; absent if they could not be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cuda: Option<Outcome>,
+    pub cuda: Option<ReclaimOutcome>,
     /// Memory given back in bytes, as counted by the process.
-    pub given: Given,
+    pub given: ReclaimedBytes,
     /// Working time in milliseconds.
     pub ms: u64,
     /// Host memory at the last reading before the request.
@@ -55,10 +55,10 @@ pub struct ReclaimEntry {
     pub host_after: Option<HostMemory>,
     /// VRAM before, per GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vram_before: Vec<Vram>,
+    pub vram_before: Vec<VramReading>,
     /// VRAM after.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vram_after: Vec<Vram>,
+    pub vram_after: Vec<VramReading>,
     /// True if the memory that was the reason came down far enough; `None` if an operator asked, or it is
     /// unknown.
     pub helped: Option<bool>,
@@ -80,10 +80,10 @@ impl ReclaimEntry {
             reason,
             series: None,
             budget_bytes: None,
-            outcome: Outcome::NoAnswer,
+            outcome: ReclaimOutcome::NoAnswer,
             heap: None,
             cuda: None,
-            given: Given::default(),
+            given: ReclaimedBytes::default(),
             ms: 0,
             host_before: None,
             host_after: None,
@@ -132,8 +132,12 @@ mod tests {
         for absent in ["series", "budget_bytes", "heap\":\"", "vram_before"] {
             assert!(!line.contains(absent), "nothing known, nothing written: {line}");
         }
-        let of_replacement =
-            LedgerEntry::of(ModelName::new("m"), 0, Reason::Operator, crate::view::ledger::Mode::Sequential);
+        let of_replacement = LedgerEntry::of(
+            ModelName::new("m"),
+            0,
+            Reason::Operator,
+            crate::view::ledger::ReplacementMode::Sequential,
+        );
         let line = serde_json::to_string(&of_replacement).unwrap();
         assert!(serde_json::from_str::<ReclaimEntry>(&line).is_err(), "{line}");
     }

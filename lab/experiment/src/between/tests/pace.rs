@@ -34,10 +34,10 @@ impl Speeds {
         Self { place, steps, noise, machine: 1.0 }
     }
 
-    fn process(&mut self, ask: Ask) -> Seen {
+    fn process(&mut self, ask: ProcessOrder) -> ProcessResult {
         assert_eq!(ask.aim, RevisionAim::Slowdown);
         if self.place.broken.contains(&ask.revision) {
-            return Seen::Cannot("it does not build".to_owned());
+            return ProcessResult::Cannot("it does not build".to_owned());
         }
         let random = &mut self.place.random;
         let mut normal = || (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
@@ -48,13 +48,13 @@ impl Speeds {
         let by = if is_disturbed { random.between(1.1, 1.33) } else { 1.0 };
         let all = self.machine * by;
         let measured = vec![
-            (Metric::Prefill, 0.0005 * all * prefill.exp()),
-            (Metric::Decode, 0.02 * own * all * decode.exp()),
+            (BuildMetric::Prefill, 0.0005 * all * prefill.exp()),
+            (BuildMetric::Decode, 0.02 * own * all * decode.exp()),
         ];
-        Seen::Visit(Visit { measured, replies: Vec::new() })
+        ProcessResult::Visit(BuildVisit { measured, replies: Vec::new() })
     }
 
-    fn search(&mut self) -> Conclusion {
+    fn search(&mut self) -> RevisionConclusion {
         run(RevisionAim::Slowdown, self.place.last, &mut |ask| self.process(ask))
     }
 }
@@ -68,15 +68,15 @@ fn named(first: u64, factor: f64, noise: Noise) -> (usize, usize) {
         let found = history.search();
         legs += found.legs;
         match &found.outcome {
-            Outcome::Found { revision } => {
+            RevisionOutcome::Found { revision } => {
                 assert_eq!(*revision, history.place.at, "seed {seed}: {found:#?}");
                 assert_eq!(found.ill_is_newer, Some(factor > 1.0), "seed {seed}");
                 right += 1;
             }
-            Outcome::Among { first, last } => {
+            RevisionOutcome::Among { first, last } => {
                 assert!((*first..=*last).contains(&history.place.at), "seed {seed}: {found:#?}");
             }
-            Outcome::Unsteady { .. } | Outcome::Alike { sure: false } => {}
+            RevisionOutcome::Unsteady { .. } | RevisionOutcome::Alike { sure: false } => {}
             other => panic!("seed {seed}: {other:?}"),
         }
     }
@@ -109,8 +109,8 @@ fn ends_that_are_equally_fast_are_told_to_be_and_seldom_anything_else() {
     let (mut sure, mut wrong) = (0, 0);
     for seed in 1000..2000 {
         match Speeds::new(seed, 1.0, BUSY).search().outcome {
-            Outcome::Alike { sure: true } => sure += 1,
-            Outcome::Alike { sure: false } => {}
+            RevisionOutcome::Alike { sure: true } => sure += 1,
+            RevisionOutcome::Alike { sure: false } => {}
             _ => wrong += 1,
         }
     }
@@ -125,8 +125,10 @@ fn of_two_revisions_that_share_a_slowdown_one_is_named_and_never_another() {
         (history.place.last, history.place.broken) = (200, Vec::new());
         history.steps = vec![(70, 1.1), (150, 1.1)];
         match history.search().outcome {
-            Outcome::Found { revision: 70 } => first += 1,
-            Outcome::Found { revision: 150 } | Outcome::Among { .. } | Outcome::Unsteady { .. } => {}
+            RevisionOutcome::Found { revision: 70 } => first += 1,
+            RevisionOutcome::Found { revision: 150 }
+            | RevisionOutcome::Among { .. }
+            | RevisionOutcome::Unsteady { .. } => {}
             other => panic!("seed {seed}: {other:?}"),
         }
     }
@@ -135,22 +137,26 @@ fn of_two_revisions_that_share_a_slowdown_one_is_named_and_never_another() {
 
 #[test]
 fn what_cannot_be_timed_is_told() {
-    let nothing = run(RevisionAim::Slowdown, 9, &mut |_| Seen::Visit(Visit::default()));
-    let Outcome::EndFailed { newer: false, why } = nothing.outcome else { panic!("{nothing:?}") };
+    let nothing = run(RevisionAim::Slowdown, 9, &mut |_| ProcessResult::Visit(BuildVisit::default()));
+    let RevisionOutcome::EndFailed { newer: false, why } = nothing.outcome else { panic!("{nothing:?}") };
     assert!(why.contains("timed"), "{why}");
     for (newer, silent) in [(false, 0), (true, 9)] {
         let mut history = Speeds::new(3, 1.3, QUIET);
         (history.place.last, history.place.broken) = (9, Vec::new());
         let told = run(RevisionAim::Slowdown, 9, &mut |ask| {
-            if ask.revision == silent { Seen::Visit(Visit::default()) } else { history.process(ask) }
+            if ask.revision == silent {
+                ProcessResult::Visit(BuildVisit::default())
+            } else {
+                history.process(ask)
+            }
         });
-        let Outcome::EndFailed { newer: blamed, .. } = told.outcome else { panic!("{told:?}") };
+        let RevisionOutcome::EndFailed { newer: blamed, .. } = told.outcome else { panic!("{told:?}") };
         assert_eq!(blamed, newer, "the one that could be timed is not to blame");
     }
     let mut history = Speeds::new(1, 1.3, QUIET);
     (history.place.last, history.place.at) = (64, 50);
     (history.steps, history.place.broken) = (vec![(50, 1.3)], (40..64).collect());
-    assert_eq!(history.search().outcome, Outcome::Among { first: 40, last: 64 });
+    assert_eq!(history.search().outcome, RevisionOutcome::Among { first: 40, last: 64 });
 }
 
 #[test]
@@ -163,11 +169,11 @@ fn an_end_that_is_gone_ends_the_search_and_once_is_no_matter() {
         let told = run(RevisionAim::Slowdown, 16, &mut |ask| {
             if !ask.is_end && ask.revision == 16 && left > 0 {
                 left -= 1;
-                return Seen::Cannot("it did not start".to_owned());
+                return ProcessResult::Cannot("it did not start".to_owned());
             }
             history.process(ask)
         });
-        assert_eq!(matches!(told.outcome, Outcome::IllFailed { .. }), ends, "{:?}", told.outcome);
+        assert_eq!(matches!(told.outcome, RevisionOutcome::IllFailed { .. }), ends, "{:?}", told.outcome);
     }
 }
 
@@ -185,8 +191,8 @@ fn a_revision_with_a_part_of_it_is_not_on_one_side_now_and_on_the_other_then() {
             history.steps = vec![(2, 1.15_f64.powf(part)), (4, 1.15_f64.powf(1.0 - part))];
             let found = history.search();
             match found.judged.iter().find(|one| one.revision == 2).map(|one| &one.standing) {
-                Some(Standing::Healthy) => healthy += 1,
-                Some(Standing::Ill) => ill += 1,
+                Some(RevisionStanding::Healthy) => healthy += 1,
+                Some(RevisionStanding::Ill) => ill += 1,
                 _ => {}
             }
         }
@@ -208,14 +214,17 @@ fn ends_with_processes_of_two_speeds_are_not_called_different() {
         let mut random = SplitMix::new(seed);
         let found = run(RevisionAim::Slowdown, history.place.last, &mut |ask| {
             let mut seen = history.process(ask);
-            if let Seen::Visit(visit) = &mut seen
+            if let ProcessResult::Visit(visit) = &mut seen
                 && random.below(5) == 0
             {
                 visit.measured.iter_mut().for_each(|(_, seconds)| *seconds *= 1.2);
             }
             seen
         });
-        wrong += usize::from(!matches!(found.outcome, Outcome::Alike { .. } | Outcome::EndFailed { .. }));
+        wrong += usize::from(!matches!(
+            found.outcome,
+            RevisionOutcome::Alike { .. } | RevisionOutcome::EndFailed { .. }
+        ));
     }
     assert!(wrong <= 4, "{wrong} of 1000");
 }

@@ -4,7 +4,7 @@
 use super::*;
 use warden_policies::defaults::Strictness;
 
-use crate::proof::Token;
+use crate::proof::ReplyToken;
 
 /// Number of questions.
 const ALL: usize = 10;
@@ -28,10 +28,14 @@ impl Talk {
         Self { place, changes, jitter: 0.0, coin: None, refuses: 0..0 }
     }
 
-    fn reply(&mut self, revision: usize, question: usize) -> Reply {
+    fn reply(&mut self, revision: usize, question: usize) -> BuildReply {
         let request = format!("text {question}");
         if question == 3 && self.refuses.contains(&revision) {
-            return Reply { request, refused: Some("no (status 500)".to_owned()), ..Reply::default() };
+            return BuildReply {
+                request,
+                refused: Some("no (status 500)".to_owned()),
+                ..BuildReply::default()
+            };
         }
         let own =
             |change: &&(usize, &'static [usize], f64)| revision >= change.0 && change.1.contains(&question);
@@ -44,26 +48,26 @@ impl Talk {
         let no = -1.4 + moved * 0.1;
         let said = if (yes > no) == falls { "no" } else { "yes" };
         let top = vec![("yes".to_owned(), yes), ("no".to_owned(), no)];
-        let token = Token { text: said.to_owned(), top };
-        Reply { request, text: said.to_owned(), tokens: vec![token], ..Reply::default() }
+        let token = ReplyToken { text: said.to_owned(), top };
+        BuildReply { request, text: said.to_owned(), tokens: vec![token], ..BuildReply::default() }
     }
 
-    fn process(&mut self, ask: Ask) -> Seen {
+    fn process(&mut self, ask: ProcessOrder) -> ProcessResult {
         assert_eq!(ask.aim, RevisionAim::Answers);
         if self.place.broken.contains(&ask.revision) {
-            return Seen::Cannot("it does not build".to_owned());
+            return ProcessResult::Cannot("it does not build".to_owned());
         }
         let replies = (0..ALL).map(|question| self.reply(ask.revision, question)).collect();
-        Seen::Visit(Visit { measured: Vec::new(), replies })
+        ProcessResult::Visit(BuildVisit { measured: Vec::new(), replies })
     }
 
-    fn search(&mut self) -> Conclusion {
+    fn search(&mut self) -> RevisionConclusion {
         run(RevisionAim::Answers, self.place.last, &mut |ask| self.process(ask))
     }
 }
 
-fn found(revision: usize) -> Outcome {
-    Outcome::Found { revision }
+fn found(revision: usize) -> RevisionOutcome {
+    RevisionOutcome::Found { revision }
 }
 
 #[test]
@@ -74,7 +78,7 @@ fn in_a_hundred_histories_the_revision_that_changed_answers_is_found_in_each() {
         assert_eq!(told.outcome, found(talk.place.at), "seed {seed}: {told:#?}");
         assert_eq!(told.ill_is_newer, Some(true));
         let requests = vec!["text 1".to_owned(), "text 4".to_owned()];
-        assert_eq!(told.symptom, Some(Symptom::Answers { requests }));
+        assert_eq!(told.symptom, Some(RevisionSymptom::Answers { requests }));
         assert!(told.judged.iter().filter_map(|one| one.answers.as_ref()).all(|said| !said.is_third()));
         // A build that repeats itself is asked once.
         assert!(told.legs < 60, "seed {seed}: {} processes", told.legs);
@@ -90,11 +94,11 @@ fn last_digits_and_coins_of_a_build_are_held_against_no_revision() {
         talk.coin = Some((7, 0.2 + 0.6 * talk.place.random.unit()));
         let told = talk.search();
         match told.outcome {
-            Outcome::Found { revision } => {
+            RevisionOutcome::Found { revision } => {
                 assert_eq!(revision, talk.place.at, "seed {seed}: {told:#?}");
                 right += 1;
             }
-            Outcome::Unsteady { .. } | Outcome::Among { .. } => {}
+            RevisionOutcome::Unsteady { .. } | RevisionOutcome::Among { .. } => {}
             other => panic!("seed {seed}: {other:?}"),
         }
     }
@@ -107,10 +111,10 @@ fn where_all_that_differs_is_chance_there_is_nothing_to_look_for() {
         let mut talk = Talk::new(seed);
         talk.changes = vec![(talk.place.at, &[2], 0.05)];
         talk.jitter = 0.02;
-        assert_eq!(talk.search().outcome, Outcome::Alike { sure: true }, "seed {seed}");
+        assert_eq!(talk.search().outcome, RevisionOutcome::Alike { sure: true }, "seed {seed}");
         talk.coin = Some((7, 0.5));
         let outcome = talk.search().outcome;
-        let is_unsure = matches!(outcome, Outcome::Alike { .. });
+        let is_unsure = matches!(outcome, RevisionOutcome::Alike { .. });
         assert!(is_unsure, "seed {seed}: {outcome:?}");
     }
 }
@@ -130,7 +134,8 @@ fn of_two_revisions_that_change_answers_the_first_is_found_and_that_there_are_mo
         talk.changes.push((second, if seed % 2 == 0 { same } else { other }, 2.0));
         let told = talk.search();
         assert_eq!(told.outcome, found(first), "seed {seed}, {first} and {second}: {told:#?}");
-        let is_told = told.judged.iter().any(|one| one.answers.as_ref().is_some_and(Said::is_third));
+        let is_told =
+            told.judged.iter().any(|one| one.answers.as_ref().is_some_and(RevisionAnswers::is_third));
         assert!(is_told, "seed {seed}: the one that was found is none of the newer end's: {told:#?}");
     }
 }
@@ -155,22 +160,23 @@ fn whoever_wants_equal_answers_hears_of_each_other_word() {
     talk.changes = Vec::new();
     let search = |strictness, talk: &mut Talk| {
         let proof = ProofPolicy { answers: strictness, ..warden_policies::defaults().proof.clone() };
-        let mut search = Search::new(JudgingPolicies { proof: &proof, ..rules() }, RevisionAim::Answers, 100);
+        let mut search =
+            RevisionSearch::new(JudgingPolicies { proof: &proof, ..rules() }, RevisionAim::Answers, 100);
         loop {
             let ask = match search.next() {
-                Step::Done(told) => return told.outcome,
-                Step::Run(ask) => ask,
+                RevisionStep::Done(told) => return told.outcome,
+                RevisionStep::Run(ask) => ask,
             };
-            let Seen::Visit(mut visit) = talk.process(ask) else { panic!() };
+            let ProcessResult::Visit(mut visit) = talk.process(ask) else { panic!() };
             if ask.revision >= 61 {
                 visit.replies[2].tokens[0].text = "no".to_owned();
                 visit.replies[2].text = "no".to_owned();
             }
-            search.observe(ask, Seen::Visit(visit));
+            search.observe(ask, ProcessResult::Visit(visit));
         }
     };
     assert_eq!(search(Strictness::Equal, &mut talk), found(61));
-    assert_eq!(search(Strictness::Near, &mut talk), Outcome::Alike { sure: true });
+    assert_eq!(search(Strictness::Near, &mut talk), RevisionOutcome::Alike { sure: true });
 }
 
 #[test]
@@ -187,11 +193,11 @@ fn a_revision_that_answers_now_so_and_now_so_cannot_be_told() {
         } else {
             ask.revision
         };
-        talk.process(Ask { revision, ..ask })
+        talk.process(ProcessOrder { revision, ..ask })
     });
     // Asked once, such a revision may pass for either; its neighbours are asked more often.
     assert!(
-        matches!(told.outcome, Outcome::Found { revision: 40 } | Outcome::Unsteady { .. }),
+        matches!(told.outcome, RevisionOutcome::Found { revision: 40 } | RevisionOutcome::Unsteady { .. }),
         "{:?}",
         told.outcome
     );
@@ -201,43 +207,50 @@ fn a_revision_that_answers_now_so_and_now_so_cannot_be_told() {
 fn an_end_that_cannot_be_asked_is_told() {
     let mut talk = Talk::new(13);
     talk.place.broken = vec![0];
-    let Outcome::EndFailed { newer: false, .. } = talk.search().outcome else { panic!() };
-    let none = run(RevisionAim::Answers, 9, &mut |_| Seen::Visit(Visit::default()));
-    let Outcome::EndFailed { .. } = none.outcome else { panic!("{none:?}") };
+    let RevisionOutcome::EndFailed { newer: false, .. } = talk.search().outcome else { panic!() };
+    let none = run(RevisionAim::Answers, 9, &mut |_| ProcessResult::Visit(BuildVisit::default()));
+    let RevisionOutcome::EndFailed { .. } = none.outcome else { panic!("{none:?}") };
 }
 
 #[test]
 fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are_not_alike() {
-    let visit = |replies: Vec<Reply>| Seen::Visit(Visit { measured: Vec::new(), replies });
-    let refused = |question: usize| Reply {
+    let visit = |replies: Vec<BuildReply>| ProcessResult::Visit(BuildVisit { measured: Vec::new(), replies });
+    let refused = |question: usize| BuildReply {
         request: format!("text {question}"),
         refused: Some("no (status 500)".to_owned()),
-        ..Reply::default()
+        ..BuildReply::default()
     };
     let mut talk = Talk::new(14);
     (talk.place.last, talk.place.broken) = (9, Vec::new());
     // Chooses between two almost equally likely words.
     let said = |word: &str, first: f64, second: f64| {
-        let token =
-            Token { text: word.to_owned(), top: vec![("yes".to_owned(), first), ("no".to_owned(), second)] };
-        Reply { request: "text 0".to_owned(), text: word.to_owned(), tokens: vec![token], ..Reply::default() }
+        let token = ReplyToken {
+            text: word.to_owned(),
+            top: vec![("yes".to_owned(), first), ("no".to_owned(), second)],
+        };
+        BuildReply {
+            request: "text 0".to_owned(),
+            text: word.to_owned(),
+            tokens: vec![token],
+            ..BuildReply::default()
+        }
     };
     let near = run(RevisionAim::Answers, 9, &mut |ask| {
         visit(vec![if ask.revision == 9 { said("no", -0.70, -0.69) } else { said("yes", -0.69, -0.70) }])
     });
-    assert_eq!(near.outcome, Outcome::Alike { sure: true });
+    assert_eq!(near.outcome, RevisionOutcome::Alike { sure: true });
     assert_eq!(near.differences.len(), 1, "{near:#?}");
     assert!(near.differences[0].distance.unwrap() < 0.05);
     talk.changes = Vec::new();
     assert!(talk.search().differences.is_empty(), "what is the same is no difference");
     let none = run(RevisionAim::Answers, 9, &mut |_| visit((0..ALL).map(refused).collect()));
-    let Outcome::EndFailed { newer: false, why } = none.outcome else { panic!("{none:?}") };
+    let RevisionOutcome::EndFailed { newer: false, why } = none.outcome else { panic!("{none:?}") };
     assert!(why.contains("status 500"), "{why}");
     for (newer, silent) in [(false, 0), (true, 9)] {
         let told = run(RevisionAim::Answers, 9, &mut |ask| {
             if ask.revision == silent { visit(Vec::new()) } else { talk.process(ask) }
         });
-        let Outcome::EndFailed { newer: blamed, .. } = told.outcome else { panic!("{told:?}") };
+        let RevisionOutcome::EndFailed { newer: blamed, .. } = told.outcome else { panic!("{told:?}") };
         assert_eq!(blamed, newer);
     }
 }
@@ -249,11 +262,11 @@ fn a_revision_that_was_not_asked_a_question_that_tells_is_not_healthy_by_the_oth
     // Two revisions change an answer each; the middle one was not asked the question changed by the first.
     talk.changes = vec![(3, &[1], 1.5), (6, &[4], 1.5)];
     let told = run(RevisionAim::Answers, 8, &mut |ask| {
-        let Seen::Visit(mut visit) = talk.process(ask) else { panic!() };
+        let ProcessResult::Visit(mut visit) = talk.process(ask) else { panic!() };
         visit.replies.retain(|reply| ask.revision != 4 || reply.request != "text 1");
-        Seen::Visit(visit)
+        ProcessResult::Visit(visit)
     });
     let own = told.judged.iter().find(|one| one.revision == 4).unwrap();
-    assert!(matches!(&own.standing, Standing::Unknown { why } if why.contains("text 1")), "{own:?}");
+    assert!(matches!(&own.standing, RevisionStanding::Unknown { why } if why.contains("text 1")), "{own:?}");
     assert_eq!(told.outcome, found(3), "{told:#?}");
 }

@@ -1,12 +1,12 @@
 //! Checks the conformance program of a set, as far as possible without a tree.
 
-use super::Checked;
+use super::SetCheckResult;
 use super::words::{container, fault, files, id, is_inside, said, unique, with};
 use crate::set::PatchSet;
-use crate::set::conformance::Conformance;
-use crate::set::load::position::Step::{Item, Key};
+use crate::set::conformance::ConformanceSpec;
+use crate::set::load::position::PathStep::{Item, Key};
 
-pub(super) fn check(set: &PatchSet, own: &Conformance) -> Checked {
+pub(super) fn check(set: &PatchSet, own: &ConformanceSpec) -> SetCheckResult {
     let at = [Key("conformance")];
     said(&own.title, &with(&at, &[Key("title")]))?;
     for (key, file) in [("before", &own.before), ("program", &own.program)] {

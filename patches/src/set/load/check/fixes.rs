@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use super::Checked;
+use super::SetCheckResult;
 use super::words::{backends, build, fault, id, said, with};
-use crate::set::life::{By, Life};
-use crate::set::load::position::Step::{self, Item, Key};
-use crate::set::{Fix, PatchSet, UpstreamStatus, Value, Variable, VariableKind};
+use crate::set::life::{EvidenceKind, LifeStatement};
+use crate::set::load::position::PathStep::{self, Item, Key};
+use crate::set::{FixValue, FixVariable, PatchSet, SetFix, UpstreamStatus, VariableKind};
 
 pub(super) fn check_fix<'a>(
     set: &PatchSet,
-    fix: &'a Fix,
-    at: &[Step],
+    fix: &'a SetFix,
+    at: &[PathStep],
     variables: &mut BTreeSet<&'a str>,
-) -> Checked {
+) -> SetCheckResult {
     id(&fix.id, &with(at, &[Key("id")]))?;
     said(&fix.title, &with(at, &[Key("title")]))?;
     said(&fix.symptom, &with(at, &[Key("symptom")]))?;
@@ -42,7 +42,7 @@ pub(super) fn check_fix<'a>(
     Ok(())
 }
 
-fn check_life(set: &PatchSet, life: &Life, at: &[Step]) -> Checked {
+fn check_life(set: &PatchSet, life: &LifeStatement, at: &[PathStep]) -> SetCheckResult {
     said(&life.text, &with(at, &[Key("text")]))?;
     let number = |text: &str| text.strip_prefix('b').and_then(|digits| digits.parse::<u32>().ok());
     for (key, bound) in [("first", &life.first), ("last", &life.last)] {
@@ -62,14 +62,14 @@ fn check_life(set: &PatchSet, life: &Life, at: &[Step]) -> Checked {
             }
         }
     }
-    if life.by == By::Measurement && (life.hardware.is_empty() || life.build.is_empty()) {
+    if life.by == EvidenceKind::Measurement && (life.hardware.is_empty() || life.build.is_empty()) {
         let why = "what was measured says on which `hardware` and with which `build`".to_owned();
         return fault(&with(at, &[Key("by")]), why);
     }
     Ok(())
 }
 
-fn check_variable(variable: &Variable, at: &[Step]) -> Checked {
+fn check_variable(variable: &FixVariable, at: &[PathStep]) -> SetCheckResult {
     let good = variable.name.starts_with(|sign: char| sign.is_ascii_uppercase())
         && variable
             .name
@@ -99,9 +99,9 @@ fn check_variable(variable: &Variable, at: &[Step]) -> Checked {
     let default_at = with(at, &[Key("default")]);
     #[expect(clippy::cast_precision_loss, reason = "compared with bounds that are written by hand")]
     let number = match (variable.kind, default) {
-        (VariableKind::Integer | VariableKind::Number, Value::Integer(number)) => Some(*number as f64),
-        (VariableKind::Number, Value::Number(number)) if number.is_finite() => Some(*number),
-        (VariableKind::Flag, Value::Flag(_)) | (VariableKind::Path, Value::Text(_)) => None,
+        (VariableKind::Integer | VariableKind::Number, FixValue::Integer(number)) => Some(*number as f64),
+        (VariableKind::Number, FixValue::Number(number)) if number.is_finite() => Some(*number),
+        (VariableKind::Flag, FixValue::Flag(_)) | (VariableKind::Path, FixValue::Text(_)) => None,
         (kind, _) => return fault(&default_at, format!("`{default}` is no {kind:?}").to_lowercase()),
     };
     if let Some(number) = number

@@ -6,18 +6,18 @@ mod words;
 
 use std::collections::BTreeSet;
 
-use super::Fault;
-use super::position::Step::{self, Item, Key};
-use crate::marker::PREFIX;
+use super::DocumentFault;
+use super::position::PathStep::{self, Item, Key};
+use crate::marker::MARKER_PREFIX;
 use crate::scan;
-use crate::set::life::Life;
-use crate::set::{At, Hook, PatchSet, Probe, ProbeConsequence};
+use crate::set::life::LifeStatement;
+use crate::set::{HookPosition, PatchSet, ProbeConsequence, SetHook, SetProbe};
 use fixes::check_fix;
 use words::{backends, build, container, fault, file_name, files, id, said, unique, with, word};
 
-type Checked = Result<(), Fault>;
+type SetCheckResult = Result<(), DocumentFault>;
 
-pub(super) fn set(set: &PatchSet, folder: &str) -> Checked {
+pub(super) fn set(set: &PatchSet, folder: &str) -> SetCheckResult {
     id(&set.id, &[Key("id")])?;
     if set.id != folder {
         return fault(&[Key("id")], format!("the folder is called `{folder}`: both must be the same"));
@@ -89,7 +89,7 @@ pub(super) fn set(set: &PatchSet, folder: &str) -> Checked {
     Ok(())
 }
 
-fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
+fn check_hook(hook: &SetHook, at: &[PathStep]) -> SetCheckResult {
     id(&hook.id, &with(at, &[Key("id")]))?;
     files(&hook.files, at)?;
     if let Some(inside) = &hook.container {
@@ -101,20 +101,20 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
     }
     let anchor_at = with(at, &[Key("anchor")]);
     match (hook.at, &hook.anchor) {
-        (At::BeforeContainer, None) if hook.container.is_none() => {
+        (HookPosition::BeforeContainer, None) if hook.container.is_none() => {
             return fault(&with(at, &[Key("container")]), "`before-container` needs a container".to_owned());
         }
-        (At::BeforeContainer, None) => {}
-        (At::BeforeContainer, Some(_)) => {
+        (HookPosition::BeforeContainer, None) => {}
+        (HookPosition::BeforeContainer, Some(_)) => {
             return fault(
                 &anchor_at,
                 "`before-container` takes no anchor: the container is its place".to_owned(),
             );
         }
-        (At::Before | At::After, None) => {
+        (HookPosition::Before | HookPosition::After, None) => {
             return fault(&anchor_at, "`before` and `after` need an anchor".to_owned());
         }
-        (At::Before | At::After, Some(anchor)) => check_anchor(anchor, &anchor_at)?,
+        (HookPosition::Before | HookPosition::After, Some(anchor)) => check_anchor(anchor, &anchor_at)?,
     }
     if hook.when.is_some() && hook.container.is_none() {
         let text = "without a container there is nowhere to look whether the hook is needed".to_owned();
@@ -148,11 +148,11 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
                 "give the line without blanks around it: it is indented as the line beside it".to_owned(),
             );
         }
-        if line.contains(PREFIX) {
-            return fault(&at, format!("`{PREFIX}` is put behind it when it is inserted"));
+        if line.contains(MARKER_PREFIX) {
+            return fault(&at, format!("`{MARKER_PREFIX}` is put behind it when it is inserted"));
         }
         // An open string or comment would include the marker, and the line could not be removed again.
-        let marked = format!("{line} {PREFIX}a/b");
+        let marked = format!("{line} {MARKER_PREFIX}a/b");
         if !scan::keeps_marker(&marked) {
             return fault(&at, "a comment, string or character that this line does not close".to_owned());
         }
@@ -160,14 +160,14 @@ fn check_hook(hook: &Hook, at: &[Step]) -> Checked {
     Ok(())
 }
 
-fn check_anchor(anchor: &str, at: &[Step]) -> Checked {
+fn check_anchor(anchor: &str, at: &[PathStep]) -> SetCheckResult {
     if anchor.trim().is_empty() {
         return fault(at, "an empty anchor is everywhere".to_owned());
     }
     if !anchor.is_ascii() || anchor.contains(['\n', '\r']) {
         return fault(at, "an anchor is one line of ASCII".to_owned());
     }
-    if scan::Source::new(anchor.as_bytes().to_vec()).code() != anchor {
+    if scan::ScannedSource::new(anchor.as_bytes().to_vec()).code() != anchor {
         return fault(
             at,
             "an anchor holds no comment and no string (but for the name behind #include): these are not looked at"
@@ -177,7 +177,7 @@ fn check_anchor(anchor: &str, at: &[Step]) -> Checked {
     Ok(())
 }
 
-fn check_probe(set: &PatchSet, probe: &Probe, at: &[Step]) -> Checked {
+fn check_probe(set: &PatchSet, probe: &SetProbe, at: &[PathStep]) -> SetCheckResult {
     id(&probe.id, &with(at, &[Key("id")]))?;
     files(&probe.files, at)?;
     if let Some(inside) = &probe.container {
@@ -228,7 +228,7 @@ fn check_probe(set: &PatchSet, probe: &Probe, at: &[Step]) -> Checked {
             );
         }
     }
-    let asked = |life: &Life| life.holds.contains(&probe.id) || life.fails.contains(&probe.id);
+    let asked = |life: &LifeStatement| life.holds.contains(&probe.id) || life.fails.contains(&probe.id);
     let asked = set.fixes.iter().flat_map(|fix| &fix.life).any(asked);
     if probe.on_fail == ProbeConsequence::Ignore && probe.define.is_none() && !asked {
         let why = "`ignore` without a `define`, and without a fix whose `life` asks for it, does nothing";

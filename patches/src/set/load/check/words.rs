@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::Checked;
-use crate::scan::Container;
-use crate::set::load::position::Step::{self, Item, Key};
+use super::SetCheckResult;
+use crate::scan::CodeContainer;
+use crate::set::load::position::PathStep::{self, Item, Key};
 
 /// Names of backends, as in ggml's cmake options.
 const BACKEND_NAMES: [&str; 11] =
     ["blas", "cann", "cpu", "cuda", "hip", "metal", "musa", "opencl", "rpc", "sycl", "vulkan"];
 
-pub(super) fn files(files: &[String], at: &[Step]) -> Checked {
+pub(super) fn files(files: &[String], at: &[PathStep]) -> SetCheckResult {
     let at = with(at, &[Key("files")]);
     if files.is_empty() {
         return fault(&at, "name at least one file".to_owned());
@@ -32,7 +32,7 @@ pub(super) fn is_inside(path: &str) -> bool {
         && path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.eq_ignore_ascii_case(".git"))
 }
 
-pub(super) fn container(container: &Container, at: &[Step]) -> Checked {
+pub(super) fn container(container: &CodeContainer, at: &[PathStep]) -> SetCheckResult {
     let good = container.name.split("::").all(|part| {
         let part = part.strip_prefix('~').unwrap_or(part);
         let word = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
@@ -47,17 +47,17 @@ pub(super) fn container(container: &Container, at: &[Step]) -> Checked {
     )
 }
 
-pub(super) fn file_name(name: &str, at: &[Step]) -> Checked {
+pub(super) fn file_name(name: &str, at: &[PathStep]) -> SetCheckResult {
     let good = name.starts_with(|sign: char| sign.is_ascii_alphanumeric())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     if good { Ok(()) } else { fault(at, format!("`{name}` is not the name of a file in the set's folder")) }
 }
 
-pub(super) fn id(id: &str, at: &[Step]) -> Checked {
+pub(super) fn id(id: &str, at: &[PathStep]) -> SetCheckResult {
     word(id, "-", at)
 }
 
-pub(super) fn word(id: &str, also: &str, at: &[Step]) -> Checked {
+pub(super) fn word(id: &str, also: &str, at: &[PathStep]) -> SetCheckResult {
     let good = !id.is_empty()
         && id.bytes().all(|byte| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || also.as_bytes().contains(&byte)
@@ -74,11 +74,11 @@ pub(super) fn word(id: &str, also: &str, at: &[Step]) -> Checked {
     )
 }
 
-pub(super) fn said(text: &str, at: &[Step]) -> Checked {
+pub(super) fn said(text: &str, at: &[PathStep]) -> SetCheckResult {
     if text.trim().is_empty() { fault(at, "this says nothing".to_owned()) } else { Ok(()) }
 }
 
-pub(super) fn backends(names: &[String], at: &[Step]) -> Checked {
+pub(super) fn backends(names: &[String], at: &[PathStep]) -> SetCheckResult {
     for (number, name) in names.iter().enumerate() {
         if !BACKEND_NAMES.contains(&name.as_str()) {
             return fault(
@@ -90,14 +90,18 @@ pub(super) fn backends(names: &[String], at: &[Step]) -> Checked {
     Ok(())
 }
 
-pub(super) fn build(text: &str, at: &[Step]) -> Checked {
+pub(super) fn build(text: &str, at: &[PathStep]) -> SetCheckResult {
     let good = text.strip_prefix('b').is_some_and(|number| {
         (1..=9).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
     });
     if good { Ok(()) } else { fault(at, format!("`{text}` is not a build such as b4881")) }
 }
 
-pub(super) fn unique<'a>(key: &'static str, of: &'static str, ids: impl Iterator<Item = &'a str>) -> Checked {
+pub(super) fn unique<'a>(
+    key: &'static str,
+    of: &'static str,
+    ids: impl Iterator<Item = &'a str>,
+) -> SetCheckResult {
     let mut seen = BTreeSet::new();
     for (number, id) in ids.enumerate() {
         if !seen.insert(id) {
@@ -107,10 +111,10 @@ pub(super) fn unique<'a>(key: &'static str, of: &'static str, ids: impl Iterator
     Ok(())
 }
 
-pub(super) fn with(at: &[Step], more: &[Step]) -> Vec<Step> {
+pub(super) fn with(at: &[PathStep], more: &[PathStep]) -> Vec<PathStep> {
     [at, more].concat()
 }
 
-pub(super) fn fault(at: &[Step], why: String) -> Checked {
+pub(super) fn fault(at: &[PathStep], why: String) -> SetCheckResult {
     Err((at.to_vec(), why))
 }

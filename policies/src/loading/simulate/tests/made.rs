@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Request, Trace, TraceModel};
+use super::{RequestTrace, TraceModel, TraceRequest};
 use crate::units::MIB;
 use crate::world::SplitMix;
 
@@ -21,7 +21,7 @@ fn tenant(name: &str, gib: u64) -> TraceModel {
 /// Requests of a trace being made.
 struct Maker {
     random: SplitMix,
-    requests: Vec<Request>,
+    requests: Vec<TraceRequest>,
 }
 
 impl Maker {
@@ -31,7 +31,7 @@ impl Maker {
 
     fn ask(&mut self, at: f64, model: usize, takes: f64) {
         let of = |seconds: f64| Duration::from_secs_f64(seconds.max(0.0));
-        self.requests.push(Request { at: of(at), model, takes: of(takes) });
+        self.requests.push(TraceRequest { at: of(at), model, takes: of(takes) });
     }
 
     /// A person chats for some turns: reads, thinks, asks again.
@@ -74,17 +74,17 @@ impl Maker {
 
     /// Adds all requests of another trace with a delay.
     fn add(&mut self, other: &Self, later: Duration) {
-        self.requests.extend(other.requests.iter().map(|one| Request { at: one.at + later, ..*one }));
+        self.requests.extend(other.requests.iter().map(|one| TraceRequest { at: one.at + later, ..*one }));
     }
 
-    fn trace(mut self, name: &str, gib: u64, models: Vec<TraceModel>) -> Trace {
+    fn trace(mut self, name: &str, gib: u64, models: Vec<TraceModel>) -> RequestTrace {
         self.requests.sort_by(|a, b| a.at.cmp(&b.at).then(a.model.cmp(&b.model)));
-        Trace { name: name.to_owned(), memory: gib * GIB, models, requests: self.requests }
+        RequestTrace { name: name.to_owned(), memory: gib * GIB, models, requests: self.requests }
     }
 }
 
 /// All simulated traces.
-pub(super) fn made() -> Vec<Trace> {
+pub(super) fn made() -> Vec<RequestTrace> {
     vec![
         chats_over_three(),
         chats_over_eight(),
@@ -103,13 +103,13 @@ pub(super) fn made() -> Vec<Trace> {
     ]
 }
 
-fn chats_over_three() -> Trace {
+fn chats_over_three() -> RequestTrace {
     let mut maker = Maker::new(1);
     maker.chats(8.0, 120.0, &[0, 1, 2]);
     maker.trace("people chat with three models", 24, vec![tenant("a", 10), tenant("b", 10), tenant("c", 12)])
 }
 
-fn chats_over_eight() -> Trace {
+fn chats_over_eight() -> RequestTrace {
     let mut maker = Maker::new(2);
     maker.chats(8.0, 90.0, &[0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7]);
     let sizes = [10, 8, 6, 14, 18, 5, 20, 12];
@@ -122,7 +122,7 @@ fn chats_over_eight() -> Trace {
 }
 
 /// Two agents with a model each, at any time; memory holds one model.
-fn two_agents() -> Trace {
+fn two_agents() -> RequestTrace {
     let mut maker = Maker::new(3);
     for model in [0, 1] {
         maker.random(4.0, 12.0, model, 6.0);
@@ -131,7 +131,7 @@ fn two_agents() -> Trace {
 }
 
 /// In one loop, a planner is asked once, then its coder several times.
-fn planner_and_coder() -> Trace {
+fn planner_and_coder() -> RequestTrace {
     let mut maker = Maker::new(4);
     for start in [0.0, 7.0, 31.0] {
         let mut at = start;
@@ -148,7 +148,7 @@ fn planner_and_coder() -> Trace {
     maker.trace("planner and coder alternate", 24, vec![tenant("planner", 20), tenant("coder", 14)])
 }
 
-fn crowds_that_alternate() -> Trace {
+fn crowds_that_alternate() -> RequestTrace {
     let mut maker = Maker::new(5);
     for round in 0..60_u32 {
         maker.burst(f64::from(round) * 45.0, usize::from(round % 2 == 1), 20, 20.0);
@@ -156,7 +156,7 @@ fn crowds_that_alternate() -> Trace {
     maker.trace("crowds that alternate", 24, vec![tenant("a", 16), tenant("b", 16)])
 }
 
-fn two_busy_models() -> Trace {
+fn two_busy_models() -> RequestTrace {
     let mut maker = Maker::new(6);
     for model in [0, 1, 2] {
         maker.random(2.0, 6.0, model, 4.0);
@@ -169,7 +169,7 @@ fn two_busy_models() -> Trace {
 }
 
 /// Each question is embedded, reranked and answered.
-fn retrieval() -> Trace {
+fn retrieval() -> RequestTrace {
     let mut maker = Maker::new(7);
     let mut at = 0.0;
     while at < 6.0 * 3600.0 {
@@ -187,7 +187,7 @@ fn retrieval() -> Trace {
 }
 
 /// By day people chat; at night a batch uses another model for everything.
-fn nights() -> Trace {
+fn nights() -> RequestTrace {
     let mut maker = Maker::new(8);
     maker.chats(10.0, 180.0, &[0, 1]);
     for number in 0..800_u32 {
@@ -203,7 +203,7 @@ fn nights() -> Trace {
     )
 }
 
-fn favourite_and_rare() -> Trace {
+fn favourite_and_rare() -> RequestTrace {
     let mut maker = Maker::new(10);
     maker.random(8.0, 15.0, 0, 5.0);
     for model in 1..6 {
@@ -213,7 +213,7 @@ fn favourite_and_rare() -> Trace {
     maker.trace("a favourite and five rare ones", 24, models.to_vec())
 }
 
-fn small_among_large() -> Trace {
+fn small_among_large() -> RequestTrace {
     let mut maker = Maker::new(11);
     for model in 0..4 {
         maker.random(6.0, 60.0, model, 1.0);
@@ -225,7 +225,7 @@ fn small_among_large() -> Trace {
     maker.trace("four small ones among two large ones", 32, models)
 }
 
-fn one_large_two_small() -> Trace {
+fn one_large_two_small() -> RequestTrace {
     let mut maker = Maker::new(12);
     maker.random(5.0, 200.0, 0, 15.0);
     maker.random(5.0, 25.0, 1, 3.0);
@@ -238,7 +238,7 @@ fn one_large_two_small() -> Trace {
 }
 
 /// The most used model changes every hour.
-fn changing_favourites() -> Trace {
+fn changing_favourites() -> RequestTrace {
     let mut maker = Maker::new(13);
     for hour in 0..8_u32 {
         let favourite = usize::try_from(hour % 5).unwrap_or(0);
@@ -251,7 +251,7 @@ fn changing_favourites() -> Trace {
 }
 
 /// All users start at nine, with four models.
-fn mornings() -> Trace {
+fn mornings() -> RequestTrace {
     let mut maker = Maker::new(14);
     for day in 0..3_u32 {
         for model in 0..4 {
@@ -262,7 +262,7 @@ fn mornings() -> Trace {
     maker.trace("mornings with four models", 32, models.to_vec())
 }
 
-fn trickle() -> Trace {
+fn trickle() -> RequestTrace {
     let mut maker = Maker::new(15);
     for model in 0..5 {
         maker.random(12.0, 900.0, model, 6.0);

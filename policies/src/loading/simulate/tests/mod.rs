@@ -10,15 +10,15 @@ use self::made::made;
 use self::rivals::{Rival, RivalRule, safe_count};
 use super::run::play;
 use super::*;
-use crate::loading::Numbers;
+use crate::loading::LoadingConfig;
 use crate::units::MIB;
 
-fn usual() -> Numbers {
+fn usual() -> LoadingConfig {
     crate::defaults().loading.clone()
 }
 
 /// Returns our score, and the scores of all other rules.
-fn scores(trace: &Trace) -> (TraceScore, Vec<(String, TraceScore)>) {
+fn scores(trace: &RequestTrace) -> (TraceScore, Vec<(String, TraceScore)>) {
     let rivals = [Rival::Count(safe_count(trace)), Rival::Idle(Duration::from_secs(300)), Rival::OneOfAGroup];
     let rivals = rivals.map(|rival| (rival.name(), play(trace, &mut RivalRule { rival, trace })));
     (run(trace, &usual()), rivals.into())
@@ -102,11 +102,11 @@ proptest! {
             .map(|(model, pause, takes)| {
                 at += pause;
                 let (at, takes) = (Duration::from_millis(at), Duration::from_millis(*takes));
-                Request { at, model: model % models.len(), takes }
+                TraceRequest { at, model: model % models.len(), takes }
             })
             .collect();
         let longest_load = models.iter().map(|model| model.load).max().unwrap();
-        let trace = Trace { name: String::new(), memory: 24 * GIB, models, requests };
+        let trace = RequestTrace { name: String::new(), memory: 24 * GIB, models, requests };
         let score = run(&trace, &usual());
         // A turn, its last answers, its end, and the next load.
         let numbers = usual();

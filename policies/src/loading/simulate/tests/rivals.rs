@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::Trace;
+use super::RequestTrace;
 use crate::loading::simulate::run::{LoadingRule, ModelOrder, ModelPlace, ModelSight};
 
 /// A loading rule.
@@ -22,7 +22,7 @@ pub(super) enum Rival {
 /// State of a rule.
 pub(super) struct RivalRule<'a> {
     pub(super) rival: Rival,
-    pub(super) trace: &'a Trace,
+    pub(super) trace: &'a RequestTrace,
 }
 
 impl LoadingRule for RivalRule<'_> {
@@ -37,7 +37,7 @@ impl LoadingRule for RivalRule<'_> {
 }
 
 /// Returns the largest number of models of which any selection fits.
-pub(super) fn safe_count(trace: &Trace) -> usize {
+pub(super) fn safe_count(trace: &RequestTrace) -> usize {
     let mut sizes: Vec<u64> = trace.models.iter().map(|model| model.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let mut sum = 0;
@@ -57,7 +57,7 @@ impl Rival {
         }
     }
 
-    fn decide(self, now: Duration, trace: &Trace, sights: &[ModelSight]) -> Vec<ModelOrder> {
+    fn decide(self, now: Duration, trace: &RequestTrace, sights: &[ModelSight]) -> Vec<ModelOrder> {
         let mut orders = Vec::new();
         let mut there: Vec<(usize, ModelSight)> = sights.iter().copied().enumerate().collect();
         if let Self::Idle(after) = self {
@@ -99,7 +99,7 @@ impl Rival {
     }
 
     /// Returns true if a model fits next to the loaded ones, or next to those that stay.
-    fn fits(self, trace: &Trace, there: &[(usize, ModelSight)], model: usize, soon: bool) -> bool {
+    fn fits(self, trace: &RequestTrace, there: &[(usize, ModelSight)], model: usize, soon: bool) -> bool {
         let counts = |sight: &ModelSight| match sight.here {
             ModelPlace::Out => false,
             ModelPlace::Leaving => !soon,

@@ -6,17 +6,17 @@ use std::net::IpAddr;
 
 use warden_supervisor::{ControlError, LeaseKind};
 
-use super::guard::Refused;
-use super::hub::Outcome;
+use super::guard::PageRefusal;
+use super::hub::ActionOutcome;
 use super::view::is_here;
-use crate::admin::answer::Admin;
+use crate::admin::answer::AdminState;
 use crate::admin::query::QueryPairs;
 
 /// Limit of concurrent actions; only a runaway script or a held key exceeds it.
-const AT_A_TIME: usize = 32;
+const MAX_CONCURRENT_ACTIONS: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum PageAction {
     Restart,
     Reclaim,
     Drain,
@@ -26,7 +26,7 @@ pub(crate) enum Action {
     Unpin,
 }
 
-impl Action {
+impl PageAction {
     const ALL: [(Self, &'static str); 7] = [
         (Self::Restart, "restart"),
         (Self::Reclaim, "reclaim"),
@@ -48,8 +48,8 @@ impl Action {
 
 /// A parsed form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    pub(crate) action: Action,
+pub(crate) struct ActionForm {
+    pub(crate) action: PageAction,
     pub(crate) model: String,
     /// Path on this page to return to.
     pub(crate) back: String,
@@ -57,14 +57,14 @@ pub(crate) struct Order {
 
 /// Why a form is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Wrong {
+pub(crate) enum FormError {
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] PageRefusal),
     #[error(
         "the form asks for `{0}`, which is no action: restart, reclaim, drain, load, release, pin, unpin"
     )]
     Unknown(String),
-    #[error("{AT_A_TIME} actions are being done: wait until some of them have ended")]
+    #[error("{MAX_CONCURRENT_ACTIONS} actions are being done: wait until some of them have ended")]
     TooMany,
 }
 
@@ -72,16 +72,16 @@ pub(crate) enum Wrong {
 ///
 /// # Errors
 /// The token is missing, or the action or model is unknown.
-pub(crate) fn order(form: &QueryPairs, is_ours: impl FnOnce(&str) -> bool) -> Result<Order, Wrong> {
+pub(crate) fn order(form: &QueryPairs, is_ours: impl FnOnce(&str) -> bool) -> Result<ActionForm, FormError> {
     if !form.get("token").is_some_and(is_ours) {
-        return Err(Refused::Token.into());
+        return Err(PageRefusal::Token.into());
     }
     let asked = form.get("do").unwrap_or_default();
-    let unknown = |asked: &str| Wrong::Unknown(asked.chars().take(100).collect());
+    let unknown = |asked: &str| FormError::Unknown(asked.chars().take(100).collect());
     let (word, model) = asked.split_once(' ').unwrap_or((asked, ""));
-    let Some(action) = Action::of(word).filter(|_| !model.is_empty()) else { return Err(unknown(asked)) };
+    let Some(action) = PageAction::of(word).filter(|_| !model.is_empty()) else { return Err(unknown(asked)) };
     let here = form.get("back").filter(|back| is_here(back));
-    Ok(Order { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
+    Ok(ActionForm { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
 }
 
 /// The caller's name for events and the ledger.
@@ -93,19 +93,19 @@ pub(crate) fn who(peer: Option<IpAddr>) -> String {
 ///
 /// # Errors
 /// Too many actions are running.
-pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wrong> {
+pub(crate) fn begin(admin: &AdminState, order: ActionForm, who: String) -> Result<u64, FormError> {
     let desk = &admin.page;
-    if desk.work.len() >= AT_A_TIME {
-        return Err(Wrong::TooMany);
+    if desk.work.len() >= MAX_CONCURRENT_ACTIONS {
+        return Err(FormError::TooMany);
     }
-    let Order { action, model, .. } = order;
+    let ActionForm { action, model, .. } = order;
     let id = desk.note(format!("{} of {model}", action.word()));
     let admin = admin.clone();
     let desk = desk.clone();
     admin.page.work.clone().spawn(async move {
         let outcome = match Box::pin(carry_out(&admin, action, &model, &who)).await {
-            Ok(more) => Outcome::Done(more),
-            Err(why) => Outcome::Failed(warden_policies::secrets::text(&why)),
+            Ok(more) => ActionOutcome::Done(more),
+            Err(why) => ActionOutcome::Failed(warden_policies::secrets::text(&why)),
         };
         desk.note_outcome(id, outcome);
     });
@@ -117,62 +117,64 @@ pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wro
 /// # Errors
 /// The token is missing, or the form names no request.
 pub(crate) fn cancel(
-    admin: &Admin,
+    admin: &AdminState,
     form: &QueryPairs,
     is_ours: impl FnOnce(&str) -> bool,
     who: &str,
-) -> Result<u64, Wrong> {
+) -> Result<u64, FormError> {
     if !form.get("token").is_some_and(is_ours) {
-        return Err(Refused::Token.into());
+        return Err(PageRefusal::Token.into());
     }
-    let Some(request) = form.get("id") else { return Err(Wrong::Unknown("cancel of nothing".to_owned())) };
+    let Some(request) = form.get("id") else {
+        return Err(FormError::Unknown("cancel of nothing".to_owned()));
+    };
     let number = form.get("number").and_then(|number| number.parse().ok());
     let id = admin.page.note(format!("cancel of request {request}"));
     let outcome = match admin.with_caller(who).cancel_request(request, number) {
-        Ok(told) if told.again => Outcome::Done("it had been told before".to_owned()),
-        Ok(_) => Outcome::Done(String::new()),
-        Err(why) => Outcome::Failed(why.to_string()),
+        Ok(told) if told.again => ActionOutcome::Done("it had been told before".to_owned()),
+        Ok(_) => ActionOutcome::Done(String::new()),
+        Err(why) => ActionOutcome::Failed(why.to_string()),
     };
     admin.page.note_outcome(id, outcome);
     Ok(id)
 }
 
-async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Result<String, String> {
+async fn carry_out(admin: &AdminState, action: PageAction, model: &str, who: &str) -> Result<String, String> {
     let fleet = &admin.fleet;
     let told = |error: ControlError| error.to_string();
     match action {
-        Action::Restart => {
+        PageAction::Restart => {
             let entries = fleet.restart_by(model, Some(who)).await.map_err(told)?;
             let each =
                 entries.iter().map(|entry| format!("unavailable {} ms, {} cut", entry.gap_ms, entry.cut));
             Ok(each.collect::<Vec<_>>().join("; "))
         }
-        Action::Drain => {
+        PageAction::Drain => {
             fleet.drain_by(model, Some(who)).await.map_err(told)?;
             Ok("the next request loads it again".to_owned())
         }
-        Action::Reclaim => {
+        PageAction::Reclaim => {
             let entries = fleet.reclaim_by(model, Some(who)).await.map_err(told)?;
             let words: Vec<_> = entries.iter().map(warden_supervisor::ReclaimEntry::words).collect();
             let gave = entries.iter().any(|entry| entry.outcome.gave());
             if gave { Ok(words.join("; ")) } else { Err(words.join("; ")) }
         }
-        Action::Load => {
+        PageAction::Load => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
             fleet.note_asked(Some(&name), action.word(), who);
             // Loads the model as a request without a slot does, so that nothing that serves is touched.
             fleet.lease(&name, LeaseKind::Aux).await.map(drop).map_err(|denied| denied.to_string())?;
             Ok(String::new())
         }
-        Action::Release => {
+        PageAction::Release => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
             fleet.note_asked(Some(&name), action.word(), who);
             let released =
                 fleet.release_requests(Some(name.as_str())).map_err(|unknown| unknown.to_string())?;
             Ok(format!("{released} request(s) released"))
         }
-        Action::Pin | Action::Unpin => {
-            fleet.pin(model, action == Action::Pin, who).await.map_err(told)?;
+        PageAction::Pin | PageAction::Unpin => {
+            fleet.pin(model, action == PageAction::Pin, who).await.map_err(told)?;
             Ok("until llama-warden is started anew".to_owned())
         }
     }
@@ -182,19 +184,19 @@ async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Res
 mod tests {
     use super::*;
 
-    fn read(form: &str) -> Result<Order, Wrong> {
+    fn read(form: &str) -> Result<ActionForm, FormError> {
         order(&QueryPairs::of(Some(form)), |said| said == "right")
     }
 
     #[test]
     fn a_form_needs_the_token_and_one_of_the_actions() {
         let order = |action, model: &str, back: &str| {
-            Ok(Order { action, model: model.to_owned(), back: back.to_owned() })
+            Ok(ActionForm { action, model: model.to_owned(), back: back.to_owned() })
         };
-        assert_eq!(read("token=right&do=restart+a"), order(Action::Restart, "a", "/page/"));
+        assert_eq!(read("token=right&do=restart+a"), order(PageAction::Restart, "a", "/page/"));
         assert_eq!(
             read("token=right&do=drain+org%2Fa%20b&back=/page/%3Fq%3Dx"),
-            order(Action::Drain, "org/a b", "/page/?q=x")
+            order(PageAction::Drain, "org/a b", "/page/?q=x")
         );
         for form in [
             "",
@@ -203,7 +205,7 @@ mod tests {
             "token=wrong&do=restart+a",
             "token=right2&do=restart+a",
         ] {
-            assert_eq!(read(form), Err(Wrong::Refused(Refused::Token)), "{form}");
+            assert_eq!(read(form), Err(FormError::Refused(PageRefusal::Token)), "{form}");
         }
         for form in [
             "token=right",
@@ -213,7 +215,7 @@ mod tests {
             "token=right&do=kill+a",
             "token=right&do=restart&model=a",
         ] {
-            assert!(matches!(read(form), Err(Wrong::Unknown(_))), "{form}");
+            assert!(matches!(read(form), Err(FormError::Unknown(_))), "{form}");
         }
     }
 

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 
-use super::files::{self, File, gzip};
+use super::files::{self, PageFile, gzip};
 use super::guard::FETCH_SITE;
 use super::hub::RenderedView;
 use super::memory;
-use crate::admin::answer::Body;
+use crate::admin::answer::AdminBody;
 use crate::series::answer::MemoryData;
 
 /// The page's policy: it may load its own inline style, script and stream. Its icon is inline.
@@ -35,7 +35,7 @@ const MIN_COMPRESSED_BYTES: usize = 1024;
 
 /// Content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PageContent {
     Page,
     Report,
     Json,
@@ -43,7 +43,7 @@ pub(super) enum Kind {
     Stream,
 }
 
-impl Kind {
+impl PageContent {
     const fn media(self) -> &'static str {
         match self {
             Self::Page | Self::Report => "text/html; charset=utf-8",
@@ -70,30 +70,30 @@ fn set_security_headers(headers: &mut HeaderMap, policy: &'static str) {
     }
 }
 
-pub(super) fn with(status: StatusCode, kind: Kind, body: Body) -> Response<Body> {
+pub(super) fn with(status: StatusCode, kind: PageContent, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind.media()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    set_security_headers(headers, if kind == Kind::Report { REPORT_CSP } else { &PAGE_CSP });
+    set_security_headers(headers, if kind == PageContent::Report { REPORT_CSP } else { &PAGE_CSP });
     response
 }
 
 /// An answer that is not stored. `asked`: the request's headers, if the answer may be compressed.
 pub(super) fn plain(
     status: StatusCode,
-    kind: Kind,
+    kind: PageContent,
     body: Bytes,
     asked: Option<&HeaderMap>,
-) -> Response<Body> {
+) -> Response<AdminBody> {
     let small = asked.is_some_and(takes_gzip) && body.len() > MIN_COMPRESSED_BYTES;
     let body = if small { gzip(&body, flate2::Compression::fast()) } else { body };
     let mut response = with(status, kind, full(body));
     if let Some(asked) = asked {
         let headers = response.headers_mut();
         headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
-        if kind == Kind::Page && !is_cross_site(asked) {
+        if kind == PageContent::Page && !is_cross_site(asked) {
             headers.remove(OPENER_POLICY);
         }
     }
@@ -104,8 +104,8 @@ pub(super) fn plain(
 }
 
 /// Memory data as a self-contained file.
-pub(super) fn download(data: &MemoryData) -> Response<Body> {
-    let mut response = plain(StatusCode::OK, Kind::Report, memory::file(data).into(), None);
+pub(super) fn download(data: &MemoryData) -> Response<AdminBody> {
+    let mut response = plain(StatusCode::OK, PageContent::Report, memory::file(data).into(), None);
     let name = format!("attachment; filename=\"{}\"", memory::file_name(data));
     if let Ok(name) = HeaderValue::try_from(name) {
         response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
@@ -114,14 +114,18 @@ pub(super) fn download(data: &MemoryData) -> Response<Body> {
 }
 
 /// The refreshed part of a view; empty if the browser has it.
-pub(super) fn page(part: &RenderedView, asked: &HeaderMap) -> Response<Body> {
+pub(super) fn page(part: &RenderedView, asked: &HeaderMap) -> Response<AdminBody> {
     let tag = format!("\"{}\"", part.tag);
     let has = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
     let small = takes_gzip(asked);
     let mut response = if has {
-        with(StatusCode::NOT_MODIFIED, Kind::Page, full(Bytes::new()))
+        with(StatusCode::NOT_MODIFIED, PageContent::Page, full(Bytes::new()))
     } else {
-        with(StatusCode::OK, Kind::Page, full(if small { part.gzip.clone() } else { part.plain.clone() }))
+        with(
+            StatusCode::OK,
+            PageContent::Page,
+            full(if small { part.gzip.clone() } else { part.plain.clone() }),
+        )
     };
     let headers = response.headers_mut();
     headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
@@ -135,7 +139,7 @@ pub(super) fn page(part: &RenderedView, asked: &HeaderMap) -> Response<Body> {
 }
 
 /// A file that never changes: its name contains a hash of its content.
-pub(super) fn file(file: &File, asked: &HeaderMap) -> Response<Body> {
+pub(super) fn file(file: &PageFile, asked: &HeaderMap) -> Response<AdminBody> {
     let small = takes_gzip(asked);
     let mut response = Response::new(full(if small { file.gzip.clone() } else { file.plain.clone() }));
     let headers = response.headers_mut();
@@ -150,19 +154,19 @@ pub(super) fn file(file: &File, asked: &HeaderMap) -> Response<Body> {
 }
 
 /// A redirect to another address of the page, by GET.
-pub(super) fn lead(to: &str) -> Response<Body> {
-    let mut response = with(StatusCode::SEE_OTHER, Kind::Text, full(Bytes::new()));
+pub(super) fn lead(to: &str) -> Response<AdminBody> {
+    let mut response = with(StatusCode::SEE_OTHER, PageContent::Text, full(Bytes::new()));
     let to = HeaderValue::try_from(to).unwrap_or_else(|_| HeaderValue::from_static("/page/"));
     response.headers_mut().insert(header::LOCATION, to);
     response
 }
 
 /// A refusal with its reason as a sentence.
-pub(super) fn refuse(status: StatusCode, why: &dyn Display) -> Response<Body> {
-    plain(status, Kind::Text, format!("{why}\n").into(), None)
+pub(super) fn refuse(status: StatusCode, why: &dyn Display) -> Response<AdminBody> {
+    plain(status, PageContent::Text, format!("{why}\n").into(), None)
 }
 
-fn full(body: Bytes) -> Body {
+fn full(body: Bytes) -> AdminBody {
     Full::new(body).boxed_unsync()
 }
 
@@ -205,8 +209,8 @@ mod tests {
             let has = |kind, asked| {
                 plain(StatusCode::OK, kind, Bytes::new(), asked).headers().contains_key(OPENER_POLICY)
             };
-            assert_eq!(has(Kind::Page, Some(&asked)), leaves, "{site:?}");
-            assert!(has(Kind::Page, None) && has(Kind::Report, Some(&asked)), "{site:?}");
+            assert_eq!(has(PageContent::Page, Some(&asked)), leaves, "{site:?}");
+            assert!(has(PageContent::Page, None) && has(PageContent::Report, Some(&asked)), "{site:?}");
         }
     }
 

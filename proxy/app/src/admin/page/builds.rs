@@ -1,33 +1,33 @@
 //! The view *Builds*: the build that each model runs and will run, its content, its checks, its canaries.
-//! Values in, markup out; only [`Shelf::read`] reads the store.
+//! Values in, markup out; only [`StoredBuilds::read`] reads the store.
 
 use std::path::Path;
 
-use warden_builder::{BuildId, Choices, Provenance, Store};
-use warden_pages::{Html, Tone, badge};
+use warden_builder::{BuildChoices, BuildId, BuildStore, Provenance};
+use warden_pages::{BadgeTone, Html, badge};
 use warden_policies::ByteSize;
 use warden_supervisor::{CanaryState, CanaryView};
 
-use super::hub::Picture;
+use super::hub::PageSnapshot;
 use super::part::{link, moment};
 use crate::admin::query::address;
 use crate::cli::builds::{row, stands};
 
 /// Content of the store.
 #[derive(Debug, Default)]
-pub(crate) struct Shelf {
+pub(crate) struct StoredBuilds {
     pub(crate) builds: Vec<Provenance>,
     pub(crate) damaged: Vec<String>,
     pub(crate) in_use: Option<BuildId>,
-    pub(crate) choices: Choices,
+    pub(crate) choices: BuildChoices,
     /// Why the store could not be read.
     pub(crate) trouble: Option<String>,
 }
 
-impl Shelf {
+impl StoredBuilds {
     /// Reads the store of a data folder. Blocks.
     pub(crate) fn read(data: &Path) -> Self {
-        let store = Store::new(data);
+        let store = BuildStore::new(data);
         let listing = match store.list() {
             Ok(listing) => listing,
             Err(error) => return Self { trouble: Some(error.to_string()), ..Self::default() },
@@ -44,7 +44,7 @@ impl Shelf {
 }
 
 /// The content of `<main>`.
-pub(crate) fn view(picture: &Picture, shelf: &Shelf, data: &Path) -> Html {
+pub(crate) fn view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Builds");
     models(&mut html, picture, data);
@@ -91,10 +91,10 @@ pub(crate) fn view(picture: &Picture, shelf: &Shelf, data: &Path) -> Html {
                         let word = stands(&build.id, shelf.in_use.as_ref(), &shelf.choices);
                         match word {
                             "in use" => {
-                                td.raw(&badge(Tone::Good, word));
+                                td.raw(&badge(BadgeTone::Good, word));
                             }
                             "rejected" => {
-                                td.raw(&badge(Tone::Bad, word));
+                                td.raw(&badge(BadgeTone::Bad, word));
                             }
                             word => {
                                 td.text(word);
@@ -124,8 +124,8 @@ fn head(table: &mut Html, titles: &[&str]) {
 }
 
 /// Lists the builds and mitigations of each model.
-fn models(html: &mut Html, picture: &Picture, data: &Path) {
-    let store = Store::new(data);
+fn models(html: &mut Html, picture: &PageSnapshot, data: &Path) {
+    let store = BuildStore::new(data);
     let told = |path: &Path| match store.find_by_file(path) {
         Some(id) => format!("build {id}"),
         None => path.display().to_string(),
@@ -191,10 +191,10 @@ fn write_checks(td: &mut Html, build: &Provenance) {
 fn canary(html: &mut Html, canary: &CanaryView) {
     let verdict = canary.verdict.as_str();
     let tone = match (canary.state, verdict) {
-        (CanaryState::Starting | CanaryState::Running, _) => Tone::Busy,
-        (CanaryState::Ended, "worse") => Tone::Bad,
-        (CanaryState::Ended, "better_or_equal") => Tone::Good,
-        (CanaryState::Ended, _) => Tone::Idle,
+        (CanaryState::Starting | CanaryState::Running, _) => BadgeTone::Busy,
+        (CanaryState::Ended, "worse") => BadgeTone::Bad,
+        (CanaryState::Ended, "better_or_equal") => BadgeTone::Good,
+        (CanaryState::Ended, _) => BadgeTone::Idle,
     };
     html.within("h3", &[], |h3| {
         h3.text(format_args!("{}: ", canary.model)).raw(&badge(tone, verdict.replace('_', " ")));

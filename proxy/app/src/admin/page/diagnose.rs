@@ -7,13 +7,13 @@ use warden_pages::Html;
 use warden_policies::{ByteSize, ModelName};
 
 use super::part::link;
-use super::reports::{Written, plain};
+use super::reports::{ReportFile, plain};
 
 /// Limit of models for which the command is shown.
 const MAX_MODELS: usize = 10;
 /// The content of `<main>`.
 pub(crate) fn view<'a>(
-    reports: &[Written],
+    reports: &[ReportFile],
     folder: &Path,
     models: impl Iterator<Item = &'a ModelName>,
 ) -> Html {
@@ -45,7 +45,7 @@ pub(crate) fn view<'a>(
 }
 
 /// Lists the reports.
-fn list_reports(html: &mut Html, reports: &[Written]) {
+fn list_reports(html: &mut Html, reports: &[ReportFile]) {
     html.element("h2", &[], "Reports");
     if reports.is_empty() {
         html.element("p", &[("class", &"quiet")], "There is none yet.");
@@ -116,8 +116,9 @@ mod tests {
 
     #[test]
     fn reports_are_listed_and_names_stay_text() {
-        let report = |name: &str, bytes| Written { name: name.to_owned(), at: 0, bytes };
-        let reports = [report("b <x>.html", 9), report("large.html", super::super::reports::LARGEST + 1)];
+        let report = |name: &str, bytes| ReportFile { name: name.to_owned(), at: 0, bytes };
+        let reports =
+            [report("b <x>.html", 9), report("large.html", super::super::reports::MAX_REPORT_BYTES + 1)];
         let model = ModelName::new("a <b>'; rm -rf /");
         let html = view(&reports, Path::new("/state/reports"), [&model].into_iter());
         insta::assert_snapshot!(html.as_str().replace("><", ">\n<"));

@@ -1,13 +1,13 @@
 //! Turns the recorded series of one memory into a plot: values in, values out.
 
 use warden_pages::plot::{
-    AreaKind, Coming, Curve, CurveKind, HorizontalQuantity, Law, Level, Limit, LinePlot, Mark, MarkKind,
-    PlotArea, PlotLimitKind, Up,
+    AreaKind, CurveKind, HorizontalQuantity, LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel,
+    PlotLimit, PlotLimitKind, PlotMark, PlotMarkKind, VerticalQuantity,
 };
 use warden_policies::ByteSize;
 use warden_policies::units::exact;
 
-use crate::series::answer::{MemoryData, Point, SeriesData, SeriesStatus};
+use crate::series::answer::{MemoryData, SeriesData, SeriesPoint, SeriesStatus};
 use crate::series::marks;
 
 /// A gap is this many points, or [`GAP_SECONDS`], without a reading.
@@ -22,13 +22,13 @@ const KIB: u64 = 1024;
 
 /// The plot of one memory.
 pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePlot {
-    let place = |point: &Point| {
+    let place = |point: &SeriesPoint| {
         // The middle of the point's span, but not in the future.
         let middle = point.at.saturating_add(series.seconds / 2);
         exact(middle.min(data.now.max(point.at)))
     };
-    let stretches: Vec<&[Point]> = stretches(series);
-    let levels = |of: &dyn Fn(&Point) -> Option<Level>| -> Vec<Vec<Level>> {
+    let stretches: Vec<&[SeriesPoint]> = stretches(series);
+    let levels = |of: &dyn Fn(&SeriesPoint) -> Option<PlotLevel>| -> Vec<Vec<PlotLevel>> {
         let all = stretches.iter().flat_map(|stretch| {
             stretch
                 .split(|point| of(point).is_none())
@@ -37,7 +37,7 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePl
         all.filter(|levels| !levels.is_empty()).collect()
     };
     let readings = levels(&|point| {
-        Some(Level {
+        Some(PlotLevel {
             x: place(point),
             low: exact(point.min),
             value: exact(point.mean),
@@ -47,20 +47,25 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePl
     let top = top(series);
     let declared = levels(&|point| {
         let (from, to) = point.lines.kept?;
-        Some(Level::between(place(point), exact(from.min(top)), exact(to.min(top))))
+        Some(PlotLevel::between(place(point), exact(from.min(top)), exact(to.min(top))))
     });
     let laws = levels(&|point| {
         let law = point.lines.law?;
-        Some(Level { x: place(point), low: exact(law.low), value: exact(law.level), high: exact(law.high) })
+        Some(PlotLevel {
+            x: place(point),
+            low: exact(law.low),
+            value: exact(law.level),
+            high: exact(law.high),
+        })
     });
     let coming = coming(series, data);
     let last = laws.len();
     LinePlot {
         title: format!("{what} of {}", data.model),
         across: HorizontalQuantity::Time,
-        up: Up::Bytes,
+        up: VerticalQuantity::Bytes,
         span: Some(span(data)),
-        curves: vec![Curve {
+        curves: vec![PlotCurve {
             kind: CurveKind::Readings,
             name: reading_description(series),
             stretches: readings,
@@ -69,12 +74,12 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePl
         laws: laws
             .into_iter()
             .zip(1..)
-            .map(|(levels, number)| Law {
+            .map(|(levels, number)| PlotLaw {
                 name: if number == last { law_name(series, data) } else { String::new() },
                 levels,
             })
             .collect(),
-        limits: [(PlotLimitKind::Soft, soft as fn(&Point) -> Option<u64>), (PlotLimitKind::Hard, hard)]
+        limits: [(PlotLimitKind::Soft, soft as fn(&SeriesPoint) -> Option<u64>), (PlotLimitKind::Hard, hard)]
             .into_iter()
             .flat_map(|(kind, of)| limits(series, kind, of))
             .collect(),
@@ -129,37 +134,39 @@ fn law_name(series: &SeriesData, data: &MemoryData) -> String {
     slope.map_or_else(|| "the detector's line".to_owned(), |slope| format!("the law: {slope}"))
 }
 
-const fn soft(point: &Point) -> Option<u64> {
+const fn soft(point: &SeriesPoint) -> Option<u64> {
     point.lines.soft
 }
 
-const fn hard(point: &Point) -> Option<u64> {
+const fn hard(point: &SeriesPoint) -> Option<u64> {
     point.lines.hard
 }
 
 /// Splits points into stretches of one process without a gap.
-fn stretches(series: &SeriesData) -> Vec<&[Point]> {
+fn stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
     let gap = (series.seconds * GAP_POINTS).max(GAP_SECONDS);
-    let together =
-        |a: &Point, b: &Point| b.at.saturating_sub(a.at) <= gap && a.lines.generation == b.lines.generation;
+    let together = |a: &SeriesPoint, b: &SeriesPoint| {
+        b.at.saturating_sub(a.at) <= gap && a.lines.generation == b.lines.generation
+    };
     series.points.chunk_by(together).collect()
 }
 
 /// The last stretches in which a budget was constant.
-fn limits(series: &SeriesData, kind: PlotLimitKind, of: fn(&Point) -> Option<u64>) -> Vec<Limit> {
-    let same = |a: &Point, b: &Point| of(a).map(|limit| limit / KIB) == of(b).map(|limit| limit / KIB);
-    let held: Vec<&[Point]> = series.points.chunk_by(same).collect();
+fn limits(series: &SeriesData, kind: PlotLimitKind, of: fn(&SeriesPoint) -> Option<u64>) -> Vec<PlotLimit> {
+    let same =
+        |a: &SeriesPoint, b: &SeriesPoint| of(a).map(|limit| limit / KIB) == of(b).map(|limit| limit / KIB);
+    let held: Vec<&[SeriesPoint]> = series.points.chunk_by(same).collect();
     let end = held.len();
-    let one = |(stretch, number): (&&[Point], usize)| {
+    let one = |(stretch, number): (&&[SeriesPoint], usize)| {
         let (first, last) = (stretch.first()?, stretch.last()?);
         let at = exact(of(last)?);
         // A budget that never changed spans the whole plot.
         let to = if number == end { f64::MAX } else { exact(last.at.saturating_add(series.seconds)) };
         let from = if number == 1 { f64::MIN } else { exact(first.at) };
         let held = (number > 1 || number < end).then_some((from, to));
-        Some(Limit { kind, at, held })
+        Some(PlotLimit { kind, at, held })
     };
-    let mut all: Vec<Limit> = held.iter().zip(1..).filter_map(one).collect();
+    let mut all: Vec<PlotLimit> = held.iter().zip(1..).filter_map(one).collect();
     all.drain(..all.len().saturating_sub(MAX_LIMITS));
     all
 }
@@ -172,26 +179,26 @@ fn present<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a SeriesSt
 }
 
 /// The limit that is reached first.
-fn coming(series: &SeriesData, data: &MemoryData) -> Option<Coming> {
+fn coming(series: &SeriesData, data: &MemoryData) -> Option<PlotForecast> {
     let present = present(series, data)?;
     let first = present.forecasts.iter().filter(|one| one.at.is_some()).min_by_key(|one| one.at)?;
     let at = |at: Option<u64>| at.map_or(f64::INFINITY, exact);
-    Some(Coming {
+    Some(PlotForecast {
         from: (exact(data.now), exact(present.bytes)),
         limit: exact(first.limit),
         reached: [at(first.early), at(first.at), at(first.late)],
     })
 }
 
-fn mark(mark: &marks::Mark) -> Mark {
+fn mark(mark: &marks::SeriesMark) -> PlotMark {
     let kind = match mark.kind {
-        marks::MarkKind::Replaced => MarkKind::Replacement,
-        marks::MarkKind::Reclaimed => MarkKind::Reclaim,
-        marks::MarkKind::Unloaded => MarkKind::Eviction,
-        marks::MarkKind::Crashed => MarkKind::Crash,
-        marks::MarkKind::Canary => MarkKind::Canary,
-        marks::MarkKind::Configured => MarkKind::Configuration,
-        marks::MarkKind::Failed | marks::MarkKind::Warned => MarkKind::Other,
+        marks::SeriesMarkKind::Replaced => PlotMarkKind::Replacement,
+        marks::SeriesMarkKind::Reclaimed => PlotMarkKind::Reclaim,
+        marks::SeriesMarkKind::Unloaded => PlotMarkKind::Eviction,
+        marks::SeriesMarkKind::Crashed => PlotMarkKind::Crash,
+        marks::SeriesMarkKind::Canary => PlotMarkKind::Canary,
+        marks::SeriesMarkKind::Configured => PlotMarkKind::Configuration,
+        marks::SeriesMarkKind::Failed | marks::SeriesMarkKind::Warned => PlotMarkKind::Other,
     };
-    Mark { x: exact(mark.at) / 1000.0, kind, why: mark.words.clone() }
+    PlotMark { x: exact(mark.at) / 1000.0, kind, why: mark.words.clone() }
 }

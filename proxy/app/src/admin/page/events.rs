@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
-use warden_pages::{Html, Tone, badge};
+use warden_pages::{BadgeTone, Html, badge};
 use warden_policies::{ModelName, secrets};
-use warden_supervisor::{Event, EventKind, LogLine};
+use warden_supervisor::{EventKind, FleetEvent, LogLine};
 
 use super::part::{link, moment, sentence};
 use super::search::has_words;
@@ -20,14 +20,14 @@ const MAX_LINES: usize = 500;
 
 /// The filter of the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct EventFilter {
     /// Empty: all models.
     pub(crate) model: String,
     /// Words that must all occur.
     pub(crate) words: String,
 }
 
-impl Wish {
+impl EventFilter {
     pub(crate) fn of(ask: &QueryPairs) -> Self {
         let get = |name| ask.get(name).unwrap_or_default().to_owned();
         Self { model: get("model"), words: get("q") }
@@ -77,15 +77,15 @@ impl Wish {
 }
 
 /// The view *Events*.
-pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
+pub(crate) fn events(all: &[FleetEvent], wish: &EventFilter) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Events");
-    let told = |event: &Event| secrets::text(&describe(&event.kind));
-    let of_model = |event: &&Event| {
+    let told = |event: &FleetEvent| secrets::text(&describe(&event.kind));
+    let of_model = |event: &&FleetEvent| {
         wish.model.is_empty() || event.model.as_ref().is_some_and(|model| model.as_str() == wish.model)
     };
     let found = all.iter().rev().filter(of_model).map(|event| (event, told(event)));
-    let named = |event: &Event, text: &str| {
+    let named = |event: &FleetEvent, text: &str| {
         format!("{} {text}", event.model.as_ref().map_or("", |model| model.as_str()))
     };
     let found: Vec<_> = found.filter(|(event, text)| has_words(&wish.words, &named(event, text))).collect();
@@ -138,8 +138,8 @@ type LatestEvent<'a> = (Discriminant<EventKind>, &'a str, usize);
 
 /// Folds repeated failed starts of a model: of each kind only the latest is listed, with the number of
 /// earlier ones. Another event of the model ends a fold. Latest first, as in the input.
-fn folded<'a>(found: &'a [(&'a Event, String)]) -> Vec<(&'a Event, &'a str, u64)> {
-    let mut rows: Vec<(&Event, &str, u64)> = Vec::new();
+fn folded<'a>(found: &'a [(&'a FleetEvent, String)]) -> Vec<(&'a FleetEvent, &'a str, u64)> {
+    let mut rows: Vec<(&FleetEvent, &str, u64)> = Vec::new();
     // The row of the latest event of each kind, by model.
     let mut latest: BTreeMap<Option<&str>, Vec<LatestEvent<'_>>> = BTreeMap::new();
     for (event, text) in found {
@@ -167,32 +167,34 @@ fn folded<'a>(found: &'a [(&'a Event, String)]) -> Vec<(&'a Event, &'a str, u64)
 }
 
 /// The badge of an event that deserves attention.
-fn event_badge(kind: &EventKind) -> Option<(Tone, &'static str)> {
+fn event_badge(kind: &EventKind) -> Option<(BadgeTone, &'static str)> {
     Some(match kind {
-        EventKind::Crashed { .. } | EventKind::CrashLoop { .. } => (Tone::Bad, "crash"),
-        EventKind::Failed { .. } => (Tone::Bad, "failed"),
-        EventKind::DriverLeak { .. } => (Tone::Bad, "driver"),
-        EventKind::RequestQuarantined { .. } => (Tone::Bad, "quarantine"),
-        EventKind::RecycleDone { entry } if entry.given_up => (Tone::Idle, "given up"),
-        EventKind::RecycleDone { entry } if entry.failed.is_some() => (Tone::Bad, "not replaced"),
-        EventKind::RecycleDone { .. } => (Tone::Good, "replaced"),
-        EventKind::Reclaimed { .. } => (Tone::Good, "reclaimed"),
-        EventKind::RecycleHeld { .. } => (Tone::Warn, "held"),
-        EventKind::PolicyOff { .. } => (Tone::Warn, "policy off"),
-        EventKind::QueueFull { .. } => (Tone::Warn, "queue"),
-        EventKind::Unwell { .. } => (Tone::Warn, "unwell"),
-        EventKind::Backoff { .. } => (Tone::Warn, "waits"),
-        EventKind::EndpointSilent { .. } => (Tone::Warn, "silent"),
-        EventKind::Verdict { growth, .. } if growth.verdict.grows() => (Tone::Warn, growth.verdict.as_str()),
-        EventKind::Pinned { entry } if entry.pinned => (Tone::Busy, "pinned"),
-        EventKind::Pinned { .. } => (Tone::Busy, "unpinned"),
-        EventKind::Asked { .. } => (Tone::Busy, "asked"),
+        EventKind::Crashed { .. } | EventKind::CrashLoop { .. } => (BadgeTone::Bad, "crash"),
+        EventKind::Failed { .. } => (BadgeTone::Bad, "failed"),
+        EventKind::DriverLeak { .. } => (BadgeTone::Bad, "driver"),
+        EventKind::RequestQuarantined { .. } => (BadgeTone::Bad, "quarantine"),
+        EventKind::RecycleDone { entry } if entry.given_up => (BadgeTone::Idle, "given up"),
+        EventKind::RecycleDone { entry } if entry.failed.is_some() => (BadgeTone::Bad, "not replaced"),
+        EventKind::RecycleDone { .. } => (BadgeTone::Good, "replaced"),
+        EventKind::Reclaimed { .. } => (BadgeTone::Good, "reclaimed"),
+        EventKind::RecycleHeld { .. } => (BadgeTone::Warn, "held"),
+        EventKind::PolicyOff { .. } => (BadgeTone::Warn, "policy off"),
+        EventKind::QueueFull { .. } => (BadgeTone::Warn, "queue"),
+        EventKind::Unwell { .. } => (BadgeTone::Warn, "unwell"),
+        EventKind::Backoff { .. } => (BadgeTone::Warn, "waits"),
+        EventKind::EndpointSilent { .. } => (BadgeTone::Warn, "silent"),
+        EventKind::Verdict { growth, .. } if growth.verdict.grows() => {
+            (BadgeTone::Warn, growth.verdict.as_str())
+        }
+        EventKind::Pinned { entry } if entry.pinned => (BadgeTone::Busy, "pinned"),
+        EventKind::Pinned { .. } => (BadgeTone::Busy, "unpinned"),
+        EventKind::Asked { .. } => (BadgeTone::Busy, "asked"),
         _ => return None,
     })
 }
 
 /// The view *Logs* of a model's processes. `all`: unredacted lines.
-pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
+pub(crate) fn logs(all: &[LogLine], wish: &EventFilter) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Logs");
     if wish.model.is_empty() {
@@ -202,7 +204,7 @@ pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
     let found = all.iter().rev().map(|line| (line, secrets::text(&line.text)));
     let found: Vec<_> = found.filter(|(_, text)| has_words(&wish.words, text)).collect();
     html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), MAX_LINES, "lines"));
-    let about: warden_pages::html::Attributes = &[
+    let about: warden_pages::html::HtmlAttributes = &[
         ("class", &"log scroll"),
         ("id", &"lines"),
         ("tabindex", &"0"),
@@ -239,15 +241,15 @@ mod tests {
     use super::*;
     use warden_policies::GenerationId;
 
-    fn event(id: u64, model: &str, kind: EventKind) -> Event {
+    fn event(id: u64, model: &str, kind: EventKind) -> FleetEvent {
         let at = "2026-11-26T14:03:20Z".to_owned();
-        Event { id, at, model: Some(ModelName::new(model)), generation: Some(GenerationId(id)), kind }
+        FleetEvent { id, at, model: Some(ModelName::new(model)), generation: Some(GenerationId(id)), kind }
     }
 
     #[test]
     fn a_crash_loop_is_three_rows_and_another_reason_or_event_has_its_own() {
         let crashed = |message: &str| {
-            let failure = warden_supervisor::Failure {
+            let failure = warden_supervisor::BackendFailure {
                 kind: warden_supervisor::FailureKind::Signal,
                 message: message.to_owned(),
                 lines: Vec::new(),
@@ -264,7 +266,7 @@ mod tests {
             all.push(event(5 + round * 3, "a", pause(round)));
         }
         all.push(event(70, "b", start(99)));
-        let html = events(&all, &Wish::default()).into_string();
+        let html = events(&all, &EventFilter::default()).into_string();
         // One row of b, three of the loop, one of the other crash, and the two before it.
         assert_eq!(html.matches("class=\"row\"").count(), 1 + 3 + 1 + 2, "{html}");
         assert!(html.contains("and 18 times before") && html.contains("and 19 times before"), "{html}");
@@ -282,11 +284,12 @@ mod tests {
             ),
             event(3, "a", EventKind::QueueFull { waiting: 8 }),
         ];
-        let whole = events(&all, &Wish::default()).into_string();
+        let whole = events(&all, &EventFilter::default()).into_string();
         assert!(!whole.contains("<script") && !whole.contains("<img") && !whole.contains(secret), "{whole}");
         assert!(whole.find("id=\"e-3\"") < whole.find("id=\"e-1\""), "the latest first");
-        let wish = |model: &str, words: &str| Wish { model: model.to_owned(), words: words.to_owned() };
-        let rows = |wish: &Wish| events(&all, wish).as_str().matches("class=\"row\"").count();
+        let wish =
+            |model: &str, words: &str| EventFilter { model: model.to_owned(), words: words.to_owned() };
+        let rows = |wish: &EventFilter| events(&all, wish).as_str().matches("class=\"row\"").count();
         assert_eq!(
             (rows(&wish("a", "")), rows(&wish("", "FULL queue")), rows(&wish("a", "nothing"))),
             (2, 1, 0)
@@ -295,7 +298,7 @@ mod tests {
             at: "x".to_owned(),
             model: ModelName::new("a"),
             generation: GenerationId(1),
-            stream: warden_supervisor::Stream::Stderr,
+            stream: warden_supervisor::OutputStream::Stderr,
             text: format!("</code><script>\u{1b}[31m {secret}"),
         };
         let logged = logs(&[line], &wish("a", "")).into_string();

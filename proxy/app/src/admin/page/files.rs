@@ -26,7 +26,7 @@ const SCRIPT: &str = concat!(
 
 /// A file that browsers may store for ever.
 #[derive(Debug)]
-pub(crate) struct File {
+pub(crate) struct PageFile {
     /// URL path; contains a hash of the content, so that the file of a path never changes.
     pub(crate) path: String,
     pub(crate) kind: &'static str,
@@ -37,43 +37,43 @@ pub(crate) struct File {
 /// The style. Inline, because a request for it takes 15 to 30 milliseconds, in which a browser may lay out
 /// the whole page without it (docs/page.md).
 #[derive(Debug)]
-pub(crate) struct Style {
+pub(crate) struct PageStyle {
     pub(crate) text: String,
     /// Hash for the page's policy: `sha256-...`.
     pub(crate) digest: String,
 }
 
 #[derive(Debug)]
-pub(crate) struct Files {
-    pub(crate) style: Style,
-    pub(crate) script: File,
+pub(crate) struct PageFiles {
+    pub(crate) style: PageStyle,
+    pub(crate) script: PageFile,
     /// Changes if style or script changes.
     pub(crate) tag: String,
 }
 
 /// The compiled-in files, built at the first call.
-pub(crate) fn all() -> &'static Files {
-    static FILES: LazyLock<Files> = LazyLock::new(|| {
+pub(crate) fn all() -> &'static PageFiles {
+    static FILES: LazyLock<PageFiles> = LazyLock::new(|| {
         let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
         let digest = format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(&text)));
-        let style = Style { text, digest };
+        let style = PageStyle { text, digest };
         let script = make_file("page", "js", "text/javascript; charset=utf-8", SCRIPT.to_owned());
         let tag = hash(&[style.digest.as_bytes(), script.path.as_bytes()].concat());
-        Files { style, script, tag }
+        PageFiles { style, script, tag }
     });
     &FILES
 }
 
 /// The file of that name.
-pub(crate) fn named(name: &str) -> Option<&'static File> {
-    let Files { script, .. } = all();
+pub(crate) fn named(name: &str) -> Option<&'static PageFile> {
+    let PageFiles { script, .. } = all();
     (script.path.strip_prefix("/page/files/") == Some(name)).then_some(script)
 }
 
-fn make_file(name: &str, end: &str, kind: &'static str, text: String) -> File {
+fn make_file(name: &str, end: &str, kind: &'static str, text: String) -> PageFile {
     let path = format!("/page/files/{name}.{}.{end}", hash(text.as_bytes()));
     let gzip = gzip(text.as_bytes(), Compression::best());
-    File { path, kind, plain: text.into(), gzip }
+    PageFile { path, kind, plain: text.into(), gzip }
 }
 
 /// Twelve hexadecimal digits of the content's hash.
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_page_is_small_and_needs_nobody() {
-        let Files { style, script, .. } = all();
+        let PageFiles { style, script, .. } = all();
         let compressed = gzip(style.text.as_bytes(), Compression::best());
         assert!(compressed.len() + script.gzip.len() < 40_000, "{} {}", compressed.len(), script.gzip.len());
         for text in [&style.text, std::str::from_utf8(&script.plain).unwrap()] {

@@ -3,16 +3,16 @@
 use warden_pages::Html;
 
 use super::files;
-use super::hub::{ActionNotice, Outcome};
+use super::hub::{ActionNotice, ActionOutcome};
 use super::part::moment;
-use super::view::View;
+use super::view::PageView;
 
 /// The page's icon: bars in a square. Inline, so that no browser requests one.
 const PAGE_ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='3' fill='%230a5aa5'/%3E%3Cpath d='M3 12V8h2v4zm4 0V4h2v8zm4 0V6h2v6z' fill='%23fff'/%3E%3C/svg%3E";
 
 /// Values of the frame around a view.
-pub(crate) struct Frame<'a> {
-    pub(crate) view: View,
+pub(crate) struct PageFrame<'a> {
+    pub(crate) view: PageView,
     /// Subject of the view, appended to its name in the title; may be empty.
     pub(crate) of: &'a str,
     /// Path of the view with its query.
@@ -40,7 +40,7 @@ pub(super) fn head(head: &mut Html, title: impl std::fmt::Display) {
 }
 
 /// A whole document around a refreshed part.
-pub(crate) fn document(frame: &Frame, part: &str) -> String {
+pub(crate) fn document(frame: &PageFrame, part: &str) -> String {
     let mut html = Html::new();
     let (view, files) = (frame.view, files::all());
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
@@ -50,7 +50,7 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
             head.element("script", &[("type", &"module"), ("src", &files.script.path)], "");
         });
         let here = frame.here;
-        let attributes: warden_pages::html::Attributes =
+        let attributes: warden_pages::html::HtmlAttributes =
             &[("data-boot", &frame.boot), ("data-view", &view.word()), ("data-files", &files.tag)];
         html.within("body", attributes, |body| {
             body.element("a", &[("class", &"skip"), ("href", &"#main")], "Skip to the content");
@@ -84,7 +84,7 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
 
 /// The sign-out form. No script handles it, because it leads to another page.
 fn sign_out(body: &mut Html, key: &str, token: &str) {
-    let about: warden_pages::html::Attributes =
+    let about: warden_pages::html::HtmlAttributes =
         &[("method", &"post"), ("action", &"/page/sign-out"), ("id", &"sign-out")];
     body.within("form", about, |form| {
         form.void("input", &[("type", &"hidden"), ("name", &"token"), ("value", &token)]);
@@ -93,8 +93,8 @@ fn sign_out(body: &mut Html, key: &str, token: &str) {
     });
 }
 
-fn views(nav: &mut Html, current: View) {
-    for (number, view) in (1..).zip(View::LISTED) {
+fn views(nav: &mut Html, current: PageView) {
+    for (number, view) in (1..).zip(PageView::LISTED) {
         let key = number.to_string();
         let (path, title) = (view.path(), view.title());
         if view == current {
@@ -106,7 +106,7 @@ fn views(nav: &mut Html, current: View) {
 }
 
 /// The refreshed part: notices, then the view.
-pub(crate) fn part(view: View, content: &Html, notices: &[ActionNotice]) -> String {
+pub(crate) fn part(view: PageView, content: &Html, notices: &[ActionNotice]) -> String {
     let mut html = Html::new();
     html.within(
         "section",
@@ -119,10 +119,10 @@ pub(crate) fn part(view: View, content: &Html, notices: &[ActionNotice]) -> Stri
                     |p| {
                         p.text(format_args!("{}: ", notice.what));
                         match &notice.outcome {
-                            Outcome::Pending => p.text("being done, asked "),
-                            Outcome::Done(more) if more.is_empty() => p.text("done, asked "),
-                            Outcome::Done(more) => p.text(format_args!("done: {more}; asked ")),
-                            Outcome::Failed(why) => p.text(format_args!("not done: {why}; asked ")),
+                            ActionOutcome::Pending => p.text("being done, asked "),
+                            ActionOutcome::Done(more) if more.is_empty() => p.text("done, asked "),
+                            ActionOutcome::Done(more) => p.text(format_args!("done: {more}; asked ")),
+                            ActionOutcome::Failed(why) => p.text(format_args!("not done: {why}; asked ")),
                         };
                         p.raw(&moment(&notice.at));
                     },
@@ -136,11 +136,11 @@ pub(crate) fn part(view: View, content: &Html, notices: &[ActionNotice]) -> Stri
     html.into_string()
 }
 
-const fn class(outcome: &Outcome) -> &'static str {
+const fn class(outcome: &ActionOutcome) -> &'static str {
     match outcome {
-        Outcome::Pending => "busy",
-        Outcome::Done(_) => "good",
-        Outcome::Failed(_) => "bad",
+        ActionOutcome::Pending => "busy",
+        ActionOutcome::Done(_) => "good",
+        ActionOutcome::Failed(_) => "bad",
     }
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn help() -> Html {
     ]);
     html.element("h2", &[], "What memory says");
     html.terms(
-        warden_pages::words::VERDICTS
+        warden_pages::words::ALL_VERDICTS
             .map(|verdict| (verdict.as_str(), warden_pages::words::verdict(verdict))),
     );
     html.element("h2", &[], "What a process holds");

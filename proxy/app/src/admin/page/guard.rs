@@ -25,7 +25,7 @@ const FETCH_DEST: &str = "sec-fetch-dest";
 
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum PageRefusal {
     #[error(
         "the page is served for addresses of this machine, and not for `{0}`: open it as http://127.0.0.1:PORT/page/, for another machine through `ssh -L PORT:127.0.0.1:PORT`"
     )]
@@ -69,11 +69,11 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 ///
 /// # Errors
 /// The request is refused.
-pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Result<(), Refused> {
+pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Result<(), PageRefusal> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|host| host.to_str().ok()).unwrap_or_default();
     if hosts.next().is_some() || !is_loopback(name_of(host)) {
-        return Err(Refused::Host(host.chars().take(100).collect()));
+        return Err(PageRefusal::Host(host.chars().take(100).collect()));
     }
     check_browser_headers(method, headers, document, host, &["http://"])
 }
@@ -90,7 +90,7 @@ pub(crate) fn check_public_request(
     document: bool,
     host: &str,
     tls: bool,
-) -> Result<(), Refused> {
+) -> Result<(), PageRefusal> {
     let schemes: &[&str] = if tls { &["https://"] } else { &["http://", "https://"] };
     check_browser_headers(method, headers, document, host, schemes)
 }
@@ -101,7 +101,7 @@ fn check_browser_headers(
     document: bool,
     host: &str,
     schemes: &[&str],
-) -> Result<(), Refused> {
+) -> Result<(), PageRefusal> {
     let mut origins = headers.get_all(header::ORIGIN).iter();
     let origin = origins.next();
     let is_own = |origin: &http::HeaderValue| {
@@ -112,7 +112,7 @@ fn check_browser_headers(
         !host.is_empty() && page.is_some_and(|page| page.eq_ignore_ascii_case(host))
     };
     if origins.next().is_some() || origin.is_some_and(|origin| !is_own(origin)) {
-        return Err(Refused::Origin);
+        return Err(PageRefusal::Origin);
     }
     let reads = *method == Method::GET || *method == Method::HEAD;
     match text(headers, FETCH_SITE) {
@@ -121,15 +121,15 @@ fn check_browser_headers(
             let opens = text(headers, FETCH_MODE) == Some("navigate")
                 && text(headers, FETCH_DEST) == Some("document");
             if !(reads && document && opens) {
-                return Err(if reads { Refused::Elsewhere } else { Refused::Origin });
+                return Err(if reads { PageRefusal::Elsewhere } else { PageRefusal::Origin });
             }
         }
     }
     if !reads && *method != Method::POST {
-        return Err(Refused::Method);
+        return Err(PageRefusal::Method);
     }
     if !reads && origin.is_none() {
-        return Err(Refused::Origin);
+        return Err(PageRefusal::Origin);
     }
     Ok(())
 }
@@ -142,7 +142,7 @@ mod tests {
     const OWN: (&str, &str) = ("origin", "http://127.0.0.1:9090");
     const SAME: (&str, &str) = (FETCH_SITE, "same-origin");
 
-    fn judged(method: &str, fields: &[(&str, &str)]) -> Result<(), Refused> {
+    fn judged(method: &str, fields: &[(&str, &str)]) -> Result<(), PageRefusal> {
         let mut headers = HeaderMap::new();
         for (name, value) in fields {
             headers.append(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
@@ -185,14 +185,14 @@ mod tests {
             "[::1",
             "localhost.",
         ] {
-            assert!(matches!(judged("GET", &[("host", host)]), Err(Refused::Host(_))), "{host}");
+            assert!(matches!(judged("GET", &[("host", host)]), Err(PageRefusal::Host(_))), "{host}");
         }
-        assert!(matches!(judged("GET", &[]), Err(Refused::Host(_))));
+        assert!(matches!(judged("GET", &[]), Err(PageRefusal::Host(_))));
         assert!(
-            matches!(judged("GET", &[HOST, ("host", "evil.example")]), Err(Refused::Host(_))),
+            matches!(judged("GET", &[HOST, ("host", "evil.example")]), Err(PageRefusal::Host(_))),
             "two hosts"
         );
-        assert!(matches!(judged("GET", &[HOST, HOST]), Err(Refused::Host(_))), "also the same twice");
+        assert!(matches!(judged("GET", &[HOST, HOST]), Err(PageRefusal::Host(_))), "also the same twice");
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(judged("HEAD", &[HOST, SAME, OWN]), Ok(()));
         for site in ["cross-site", "same-site", "", "Same-Origin", "none, cross-site"] {
             let from = (FETCH_SITE, site);
-            assert_eq!(judged("GET", &[HOST, from]), Err(Refused::Elsewhere), "{site}");
+            assert_eq!(judged("GET", &[HOST, from]), Err(PageRefusal::Elsewhere), "{site}");
             let (opens, tab) = ((FETCH_MODE, "navigate"), (FETCH_DEST, "document"));
             assert_eq!(judged("GET", &[HOST, from, opens, tab]), Ok(()), "{site}");
             for other in [
@@ -213,12 +213,15 @@ mod tests {
             ] {
                 assert_eq!(
                     judged("GET", &[HOST, from, opens, other]),
-                    Err(Refused::Elsewhere),
+                    Err(PageRefusal::Elsewhere),
                     "{site} {other:?}"
                 );
             }
-            assert_eq!(judged("GET", &[HOST, from, (FETCH_MODE, "no-cors"), tab]), Err(Refused::Elsewhere));
-            assert_eq!(judged("POST", &[HOST, from, opens, tab, OWN]), Err(Refused::Origin), "{site}");
+            assert_eq!(
+                judged("GET", &[HOST, from, (FETCH_MODE, "no-cors"), tab]),
+                Err(PageRefusal::Elsewhere)
+            );
+            assert_eq!(judged("POST", &[HOST, from, opens, tab, OWN]), Err(PageRefusal::Origin), "{site}");
         }
     }
 
@@ -243,8 +246,8 @@ mod tests {
         ] {
             assert_eq!(judged("POST", origin, "same-origin", tls).is_ok(), passes, "{origin:?} {tls}");
         }
-        assert_eq!(judged("POST", Some("http://llm.example"), "cross-site", false), Err(Refused::Origin));
-        assert_eq!(judged("GET", None, "same-site", true), Err(Refused::Elsewhere));
+        assert_eq!(judged("POST", Some("http://llm.example"), "cross-site", false), Err(PageRefusal::Origin));
+        assert_eq!(judged("GET", None, "same-site", true), Err(PageRefusal::Elsewhere));
         let mut nobody = HeaderMap::new();
         nobody.insert(header::ORIGIN, "https://".parse().unwrap());
         assert!(check_public_request(&Method::POST, &nobody, true, "", true).is_err());
@@ -254,7 +257,7 @@ mod tests {
     fn what_is_done_is_done_from_our_own_origin_only() {
         assert_eq!(judged("POST", &[HOST, OWN]), Ok(()));
         assert_eq!(judged("POST", &[HOST, OWN, SAME]), Ok(()));
-        assert_eq!(judged("POST", &[HOST, SAME]), Err(Refused::Origin), "no browser leaves it out");
+        assert_eq!(judged("POST", &[HOST, SAME]), Err(PageRefusal::Origin), "no browser leaves it out");
         for origin in [
             "null",
             "http://evil.example",
@@ -266,12 +269,12 @@ mod tests {
             "http://127.0.0.1:9090/",
             "",
         ] {
-            assert_eq!(judged("POST", &[HOST, ("origin", origin)]), Err(Refused::Origin), "{origin}");
-            assert_eq!(judged("GET", &[HOST, ("origin", origin)]), Err(Refused::Origin), "{origin}");
+            assert_eq!(judged("POST", &[HOST, ("origin", origin)]), Err(PageRefusal::Origin), "{origin}");
+            assert_eq!(judged("GET", &[HOST, ("origin", origin)]), Err(PageRefusal::Origin), "{origin}");
         }
-        assert_eq!(judged("POST", &[HOST, OWN, ("origin", "http://evil.example")]), Err(Refused::Origin));
+        assert_eq!(judged("POST", &[HOST, OWN, ("origin", "http://evil.example")]), Err(PageRefusal::Origin));
         for method in ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"] {
-            assert_eq!(judged(method, &[HOST, OWN]), Err(Refused::Method), "{method}");
+            assert_eq!(judged(method, &[HOST, OWN]), Err(PageRefusal::Method), "{method}");
         }
     }
 }

@@ -3,46 +3,46 @@
 
 use std::collections::BTreeMap;
 
-use warden_policies::book::{Needs, Part};
+use warden_policies::book::{MemoryNeeds, NeedPurpose};
 use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, MemoryKind, MemoryLimit, Reason};
 use warden_supervisor::{BackendView, FleetView, SharedSpec};
 
-use crate::admin::answer::Budget;
+use crate::admin::answer::ModelBudget;
 
 /// Bytes of one memory that a model was planned to need before it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct PlannedBytes {
     weights: u64,
     cache: u64,
 }
 
 /// Planned needs of a model: on the host, and on all GPUs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Planned {
-    host: Plan,
-    gpus: Plan,
+pub(crate) struct PlannedNeeds {
+    host: PlannedBytes,
+    gpus: PlannedBytes,
 }
 
 /// By model; models without known needs are left out.
-pub(crate) type PlannedModels = BTreeMap<String, Planned>;
+pub(crate) type PlannedModels = BTreeMap<String, PlannedNeeds>;
 
 pub(crate) fn plans(models: &[SharedSpec]) -> PlannedModels {
     let known = models.iter().filter_map(|model| {
         let needs = model.loading.needs.as_ref()?;
-        Some((model.name.as_str().to_owned(), Planned::of(needs)))
+        Some((model.name.as_str().to_owned(), PlannedNeeds::of(needs)))
     });
     known.collect()
 }
 
-impl Planned {
-    fn of(needs: &Needs) -> Self {
-        let sum = |parts: &[(Part, u64)], wanted: &[Part]| {
+impl PlannedNeeds {
+    fn of(needs: &MemoryNeeds) -> Self {
+        let sum = |parts: &[(NeedPurpose, u64)], wanted: &[NeedPurpose]| {
             parts.iter().filter(|(part, _)| wanted.contains(part)).map(|(_, bytes)| bytes).sum()
         };
-        let plan = |parts: &[(Part, u64)]| Plan {
-            weights: sum(parts, &[Part::Weights, Part::Projector]),
-            cache: sum(parts, &[Part::Cache, Part::State]),
+        let plan = |parts: &[(NeedPurpose, u64)]| PlannedBytes {
+            weights: sum(parts, &[NeedPurpose::Weights, NeedPurpose::Projector]),
+            cache: sum(parts, &[NeedPurpose::Cache, NeedPurpose::State]),
         };
         Self { host: plan(&needs.host), gpus: plan(&needs.gpu) }
     }
@@ -50,7 +50,7 @@ impl Planned {
 
 /// Memory of one kind that a process holds, split by purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holds {
+pub(crate) struct MemoryUse {
     pub(crate) series: MemoryKind,
     /// Bytes held.
     pub(crate) held: u64,
@@ -70,7 +70,7 @@ pub(crate) struct Holds {
     pub(crate) total: Option<u64>,
 }
 
-impl Holds {
+impl MemoryUse {
     /// The limit for the bar: the first budget, as in `status`, else the machine's total, else the bytes
     /// held.
     pub(crate) fn full(&self) -> u64 {
@@ -86,10 +86,10 @@ impl Holds {
 /// All memories of a process that were read: the host's first, then each GPU's.
 pub(crate) fn of_backend(
     backend: &BackendView,
-    budget: Budget,
-    plan: Option<Planned>,
+    budget: ModelBudget,
+    plan: Option<PlannedNeeds>,
     fleet: &FleetView,
-) -> Vec<Holds> {
+) -> Vec<MemoryUse> {
     let plan = plan.unwrap_or_default();
     let gpus = (backend.memory.vram.len() as u64).max(1);
     let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
@@ -102,7 +102,9 @@ pub(crate) fn of_backend(
         };
         let plan = match series {
             MemoryKind::Host => plan.host,
-            MemoryKind::Vram(_) => Plan { weights: plan.gpus.weights / gpus, cache: plan.gpus.cache / gpus },
+            MemoryKind::Vram(_) => {
+                PlannedBytes { weights: plan.gpus.weights / gpus, cache: plan.gpus.cache / gpus }
+            }
         };
         let settled = growth.and_then(|growth| growth.baseline).or(at_ready).unwrap_or(held).min(held);
         let kept = growth.map_or(0, |growth| growth.fill.used.min(growth.fill.allowed)).min(held - settled);
@@ -125,7 +127,7 @@ pub(crate) fn of_backend(
             let whole = limit.bytes().or_else(|| limit.resolve(ByteSize(total?)));
             whole.map(|bytes| bytes.0).or_else(|| forecast(reasons))
         };
-        Holds {
+        MemoryUse {
             series,
             held,
             weights,
@@ -144,24 +146,29 @@ pub(crate) fn of_backend(
 mod tests {
     use super::*;
     use crate::admin::growth_metrics::tests::{fleet, leaking};
-    use warden_policies::growth::Fill;
+    use warden_policies::growth::AllowanceFill;
 
     #[test]
     fn the_parts_add_up_to_what_is_held_whatever_is_known() {
         let (fleet, mut backend) = (fleet(Vec::new()), leaking());
-        let needs = Needs {
-            host: vec![(Part::Weights, 1 << 30), (Part::Cache, 2 << 30), (Part::Fixed, 40 << 20)],
-            gpu: vec![(Part::Weights, 8 << 30)],
-            ..Needs::default()
+        let needs = MemoryNeeds {
+            host: vec![
+                (NeedPurpose::Weights, 1 << 30),
+                (NeedPurpose::Cache, 2 << 30),
+                (NeedPurpose::Fixed, 40 << 20),
+            ],
+            gpu: vec![(NeedPurpose::Weights, 8 << 30)],
+            ..MemoryNeeds::default()
         };
-        let budget = Budget { hard: Some(MemoryLimit::Bytes(ByteSize(10 << 30))), ..Budget::default() };
+        let budget =
+            ModelBudget { hard: Some(MemoryLimit::Bytes(ByteSize(10 << 30))), ..ModelBudget::default() };
         for held in [0, 1 << 20, 3 << 30, 1 << 40] {
             backend.host = Some(HostMemory { anon: held, swap: 0, rss: 0 });
             for baseline in [None, Some(0), Some(2 << 30), Some(u64::MAX)] {
                 for (allowed, used) in [(0, 0), (1 << 20, u64::MAX), (u64::MAX, 1 << 20)] {
                     let growth = &mut backend.memory.growth[0];
-                    (growth.baseline, growth.fill) = (baseline, Fill { allowed, used });
-                    for plan in [None, Some(Planned::of(&needs))] {
+                    (growth.baseline, growth.fill) = (baseline, AllowanceFill { allowed, used });
+                    for plan in [None, Some(PlannedNeeds::of(&needs))] {
                         for holds in of_backend(&backend, budget, plan, &fleet) {
                             let sum = holds.weights + holds.cache + holds.growth + holds.other;
                             assert_eq!(sum, holds.held, "{holds:?}");

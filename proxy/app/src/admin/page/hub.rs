@@ -20,9 +20,9 @@ use tokio_util::task::TaskTracker;
 use warden_policies::secrets;
 
 use super::holds::PlannedModels;
-use super::pace::{Pace, RateTracker};
-use super::token::Token;
-use crate::admin::answer::{Admin, Status};
+use super::pace::{RateTracker, RequestRates};
+use super::token::FormToken;
+use crate::admin::answer::{AdminState, AdminStatus};
 use crate::clock;
 use crate::sync::lock;
 
@@ -39,22 +39,22 @@ const MAX_RENDERED_VIEWS: usize = 64;
 
 /// Everything that views show of the fleet, at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Picture {
+pub(crate) struct PageSnapshot {
     /// Grows with every picture that differs.
     pub(crate) number: u64,
-    pub(crate) status: Status,
+    pub(crate) status: AdminStatus,
     pub(crate) plans: PlannedModels,
-    pub(crate) paces: BTreeMap<String, Pace>,
+    pub(crate) paces: BTreeMap<String, RequestRates>,
     pub(crate) notices: Vec<ActionNotice>,
     /// Id of the last event.
     pub(crate) event: u64,
 }
 
-impl Picture {
+impl PageSnapshot {
     #[cfg(test)]
     pub(crate) fn numbered(number: u64) -> Self {
         let (plans, paces) = (PlannedModels::new(), BTreeMap::new());
-        Self { number, status: Status::default(), plans, paces, notices: Vec::new(), event: 0 }
+        Self { number, status: AdminStatus::default(), plans, paces, notices: Vec::new(), event: 0 }
     }
 
     fn shows_the_same(&self, other: &Self) -> bool {
@@ -79,12 +79,12 @@ pub(crate) struct ActionNotice {
     pub(crate) at: String,
     /// Action and model: `restart of qwen`.
     pub(crate) what: String,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: ActionOutcome,
 }
 
 /// Outcome of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ActionOutcome {
     Pending,
     /// Done, with details if there are any.
     Done(String),
@@ -102,15 +102,15 @@ pub(crate) struct RenderedView {
 
 /// State shared by all viewers of an instance.
 #[derive(Debug)]
-pub(crate) struct Desk {
-    pub(crate) token: Token,
+pub(crate) struct PageHub {
+    pub(crate) token: FormToken,
     /// The token behind one fixed mask, for forms in the refreshed part: with a new mask each time, no part
     /// would ever be unchanged.
     pub(crate) shown_token: String,
     /// Id of this run of the program.
     pub(crate) boot: String,
     began: Instant,
-    pictures: watch::Sender<Option<Arc<Picture>>>,
+    pictures: watch::Sender<Option<Arc<PageSnapshot>>>,
     paces: Mutex<RateTracker>,
     /// Held while a picture is made: without it, an older picture could be published after a newer one.
     renewing: Mutex<()>,
@@ -124,9 +124,9 @@ pub(crate) struct Desk {
     pub(crate) work: TaskTracker,
 }
 
-impl Default for Desk {
+impl Default for PageHub {
     fn default() -> Self {
-        let token = Token::draw();
+        let token = FormToken::draw();
         Self {
             shown_token: token.masked(),
             token,
@@ -144,9 +144,9 @@ impl Default for Desk {
     }
 }
 
-impl Desk {
+impl PageHub {
     /// Makes pictures while there are viewers, until the instance ends.
-    pub(crate) async fn run(&self, admin: &Admin) {
+    pub(crate) async fn run(&self, admin: &AdminState) {
         let mut views = admin.fleet.subscribe();
         loop {
             let seen = self.pictures.receiver_count() > 0;
@@ -186,35 +186,35 @@ impl Desk {
     }
 
     /// Subscribes to pictures; `None` before the first one.
-    pub(crate) fn look(&self) -> watch::Receiver<Option<Arc<Picture>>> {
+    pub(crate) fn look(&self) -> watch::Receiver<Option<Arc<PageSnapshot>>> {
         let receiver = self.pictures.subscribe();
         self.wake.notify_one();
         receiver
     }
 
     /// A picture that is at most [`MIN_SNAPSHOT_INTERVAL`] old.
-    pub(crate) fn picture(&self, admin: &Admin) -> Arc<Picture> {
+    pub(crate) fn picture(&self, admin: &AdminState) -> Arc<PageSnapshot> {
         let fresh = lock(&self.made).is_some_and(|made| made.elapsed() < MIN_SNAPSHOT_INTERVAL);
         // Cloned first: a renewal waits for every borrow.
         let known = self.pictures.borrow().clone();
         // After an action the browser is led to a page that must show its notice, however soon it asks.
         let newest = lock(&self.notices).1.back().map(|notice| notice.id);
-        let has_newest = |known: &Arc<Picture>| known.notices.last().map(|notice| notice.id) == newest;
+        let has_newest = |known: &Arc<PageSnapshot>| known.notices.last().map(|notice| notice.id) == newest;
         known.filter(|known| fresh && has_newest(known)).unwrap_or_else(|| self.renew(admin))
     }
 
-    fn count(&self, admin: &Admin) {
+    fn count(&self, admin: &AdminState) {
         let tallies = admin.metrics.tallies();
         let now = tallies.into_iter().map(|(model, tally)| (model, tally.now())).collect();
         lock(&self.paces).take(self.began.elapsed(), now);
     }
 
-    fn renew(&self, admin: &Admin) -> Arc<Picture> {
+    fn renew(&self, admin: &AdminState) -> Arc<PageSnapshot> {
         let _alone = lock(&self.renewing);
         self.count(admin);
         let plans = admin.told.borrow().plans.clone();
         // Built before the notices are locked: recording an outcome needs that lock.
-        let picture = Picture {
+        let picture = PageSnapshot {
             number: 0,
             status: admin.seen(),
             plans,
@@ -231,7 +231,7 @@ impl Desk {
             }
             _ => {
                 let number = last.as_ref().map_or(1, |last| last.number + 1);
-                let new = Arc::new(Picture { number, ..picture.clone() });
+                let new = Arc::new(PageSnapshot { number, ..picture.clone() });
                 shown = Some(Arc::clone(&new));
                 *last = Some(new);
                 true
@@ -243,7 +243,7 @@ impl Desk {
     /// A view of a picture, rendered once for all viewers with the same query.
     pub(crate) fn view(
         &self,
-        picture: &Picture,
+        picture: &PageSnapshot,
         query: &str,
         make: impl FnOnce() -> RenderedView,
     ) -> RenderedView {
@@ -274,19 +274,24 @@ impl Desk {
         if notices.1.len() >= MAX_NOTICES {
             notices.1.pop_front();
         }
-        notices.1.push_back(ActionNotice { id, at: clock::now_text(), what, outcome: Outcome::Pending });
+        notices.1.push_back(ActionNotice {
+            id,
+            at: clock::now_text(),
+            what,
+            outcome: ActionOutcome::Pending,
+        });
         drop(notices);
         self.wake.notify_one();
         id
     }
 
     /// Records the outcome of an action.
-    pub(crate) fn note_outcome(&self, id: u64, outcome: Outcome) {
+    pub(crate) fn note_outcome(&self, id: u64, outcome: ActionOutcome) {
         let mut notices = lock(&self.notices);
         if let Some(notice) = notices.1.iter_mut().find(|notice| notice.id == id) {
             notice.outcome = match outcome {
                 // The last words of a server may quote a key.
-                Outcome::Failed(why) => Outcome::Failed(secrets::text(&why)),
+                ActionOutcome::Failed(why) => ActionOutcome::Failed(secrets::text(&why)),
                 outcome => outcome,
             };
         }

@@ -15,10 +15,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::AccessCheck;
-use super::answer::{Kind, refuse, with};
+use super::answer::{PageContent, refuse, with};
 use super::files;
-use super::hub::Picture;
-use crate::admin::answer::{Admin, Body};
+use super::hub::PageSnapshot;
+use crate::admin::answer::{AdminBody, AdminState};
 
 /// Limit of viewers. Each browser tab is one, and holds a connection.
 const MAX_VIEWERS: usize = 64;
@@ -27,7 +27,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Streams picture numbers. The first event identifies this run, with a token for the forms of a page that
 /// outlives a restart.
-pub(super) fn stream(admin: &Admin, still: Option<AccessCheck>) -> Response<Body> {
+pub(super) fn stream(admin: &AdminState, still: Option<AccessCheck>) -> Response<AdminBody> {
     if admin.page.viewers() >= MAX_VIEWERS {
         let why = format!(
             "{MAX_VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
@@ -39,12 +39,12 @@ pub(super) fn stream(admin: &Admin, still: Option<AccessCheck>) -> Response<Body
     // A browser that lost its connection reconnects after a second.
     let first = format!("retry: 1000\nevent: hello\ndata: {hello}\n\n");
     let following = following(first, page.look(), admin.stop.clone(), still);
-    with(StatusCode::OK, Kind::Stream, StreamBody::new(following).boxed_unsync())
+    with(StatusCode::OK, PageContent::Stream, StreamBody::new(following).boxed_unsync())
 }
 
 fn following(
     first: String,
-    pictures: watch::Receiver<Option<Arc<Picture>>>,
+    pictures: watch::Receiver<Option<Arc<PageSnapshot>>>,
     stop: CancellationToken,
     still: Option<AccessCheck>,
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> {
@@ -94,7 +94,7 @@ mod tests {
         };
         assert_eq!(next().await.as_deref(), Some("hello\n\n"));
         for number in 1..=1000 {
-            sender.send_replace(Some(Arc::new(Picture::numbered(number))));
+            sender.send_replace(Some(Arc::new(PageSnapshot::numbered(number))));
         }
         assert_eq!(next().await.as_deref(), Some("event: picture\ndata: 1000 0\n\n"));
         stop.cancel();

@@ -4,17 +4,17 @@
 
 use std::fmt::Write as _;
 
-use warden_pages::time::{Moment, time};
+use warden_pages::time::{UtcMoment, time};
 use warden_pages::{Html, badge, style, words};
 use warden_policies::{ByteSize, MemoryKind, Reason};
 use warden_supervisor::FleetView;
 
 use super::drawn::plot;
-use crate::series::answer::{Foretold, Listed, MemoryData, SeriesData, SeriesEntry, SeriesStatus};
+use crate::series::answer::{LimitForecast, MemoryData, SeriesData, SeriesEntry, SeriesList, SeriesStatus};
 use crate::series::ask::RANGES;
 
 /// Path of the view.
-const PATH: &str = "/page/memory";
+const VIEW_PATH: &str = "/page/memory";
 
 /// Memory of one model, with links to other ranges of time.
 pub(crate) fn view(data: &MemoryData) -> Html {
@@ -41,12 +41,12 @@ pub(crate) fn file(data: &MemoryData) -> String {
 pub(crate) fn file_name(data: &MemoryData) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     let model: String = data.model.chars().map(plain).take(60).collect();
-    let at = Moment::of(signed(data.to)).stamp().replace(':', "");
+    let at = UtcMoment::of(signed(data.to)).stamp().replace(':', "");
     format!("memory-{model}-{at}.html")
 }
 
 /// The models with recorded memory and the bytes they hold now, for a request without a model.
-pub(crate) fn listing(listed: &Listed, fleet: &FleetView) -> Html {
+pub(crate) fn listing(listed: &SeriesList, fleet: &FleetView) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Memory");
     if listed.series.is_empty() {
@@ -169,7 +169,11 @@ fn range_links(html: &mut Html, data: &MemoryData) {
                 .range
                 .as_ref()
                 .map_or_else(|| format!("from={}&to={}", data.from, data.to), |name| format!("range={name}"));
-            link(&format!("{PATH}.html?{}&file=1", encode_query(&data.model, &same)), "as a file", false);
+            link(
+                &format!("{VIEW_PATH}.html?{}&file=1", encode_query(&data.model, &same)),
+                "as a file",
+                false,
+            );
         });
     });
     html.within("p", &[("class", &"quiet")], |p| {
@@ -189,7 +193,7 @@ fn range_title(range: &str) -> &str {
 }
 
 fn address(model: &str, more: &str) -> String {
-    format!("{PATH}?{}", encode_query(model, more))
+    format!("{VIEW_PATH}?{}", encode_query(model, more))
 }
 
 fn encode_query(model: &str, more: &str) -> String {
@@ -252,7 +256,7 @@ fn facts(present: &SeriesStatus) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn told(foretold: &Foretold) -> String {
+fn told(foretold: &LimitForecast) -> String {
     let limit = match foretold.reason {
         Reason::HostSoft | Reason::VramSoft => "the soft budget",
         Reason::HostHard | Reason::VramHard => "the hard budget",

@@ -31,7 +31,7 @@ fn leaking() -> MemoryData {
         "series": [{
             "replica": 0, "memory": "host", "seconds": seconds, "points": points,
             "present": {
-                "generation": 4, "bytes": 2180 * MIB, "verdict": "leaking", "means": words::verdict(warden_policies::growth::Verdict::Leaking),
+                "generation": 4, "bytes": 2180 * MIB, "verdict": "leaking", "means": words::verdict(warden_policies::growth::GrowthVerdict::Leaking),
                 "slope": "+4.42 MiB a request (4.40 to 4.45)", "blame": "each image pays 4.42 MiB (98 % of the growth)",
                 "fill": {"allowed": 512 * MIB, "used": 512 * MIB}, "kept": "512.0 MiB of 512.0 MiB declared (100 %)",
                 "allowance": ["prompt cache: 512.0 MiB (`--cache-ram 512`)"], "soft": 2600 * MIB, "hard": 3072 * MIB,
@@ -156,7 +156,7 @@ fn of_a_stretch_of_the_past_nothing_is_foretold() {
 fn a_thousand_models_are_listed_and_a_month_of_points_stays_small() {
     let one =
         |n: usize| json!({"model": format!("m{n}"), "replica": 0, "memory": "host", "from": 5, "to": 9});
-    let listed: Listed = serde_json::from_value(
+    let listed: SeriesList = serde_json::from_value(
         json!({"now": 9, "place": "here", "series": (0..1000).map(one).collect::<Vec<_>>()}),
     )
     .unwrap();

@@ -63,17 +63,17 @@ use warden_pages::Html;
 use warden_policies::ModelName;
 use warden_supervisor::{WorkKind, run_job};
 
-use self::answer::{Kind, page, plain, refuse};
-use self::guard::Refused;
-use self::hub::{Picture, RenderedView};
-use self::view::{View, Way, way};
-use super::answer::{Admin, Body};
+use self::answer::{PageContent, page, plain, refuse};
+use self::guard::PageRefusal;
+use self::hub::{PageSnapshot, RenderedView};
+use self::view::{PageRoute, PageView, way};
+use super::answer::{AdminBody, AdminState};
 use super::query::QueryPairs;
-use super::requests::Filter;
+use super::requests::RequestFilter;
 use crate::series::answer::{MemoryData, of_model};
 
 /// Limit of a form in bytes: one action, one name, one address.
-const FORM: usize = 64 << 10;
+const MAX_FORM_BYTES: usize = 64 << 10;
 /// Limit for reading a form; a browser on this machine sends it.
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of a query in bytes: a filter and names.
@@ -81,7 +81,7 @@ const MAX_QUERY_BYTES: usize = 8 << 10;
 
 /// Facts about the visitor that decide what is shown and allowed.
 #[derive(Clone, Default)]
-struct Visitor {
+struct PageVisitor {
     /// Name for events and the ledger.
     who: Option<String>,
     /// Name of the session's key, if there is a session.
@@ -95,55 +95,62 @@ type AccessCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Answers a request, if it is one for the page. `peer`: address of the client; `None` on the socket.
 pub(crate) async fn serve(
-    admin: &Admin,
+    admin: &AdminState,
     request: Request<Incoming>,
     peer: Option<IpAddr>,
-) -> Result<Response<Body>, Request<Incoming>> {
+) -> Result<Response<AdminBody>, Request<Incoming>> {
     let uri = request.uri().clone();
     let Some(way) = way(uri.path()) else { return Err(request) };
     let method = request.method().clone();
     if let Err(refused) = guard::judge(&method, request.headers(), way.is_document()) {
         return Ok(refuse(StatusCode::FORBIDDEN, &refused));
     }
-    let visitor = Visitor { who: Some(act::who(peer)), ..Visitor::default() };
+    let visitor = PageVisitor { who: Some(act::who(peer)), ..PageVisitor::default() };
     Ok(go(admin, way, request, visitor).await)
 }
 
 /// Answers a visitor who may have the page.
-async fn go(admin: &Admin, way: Way<'_>, request: Request<Incoming>, visitor: Visitor) -> Response<Body> {
+async fn go(
+    admin: &AdminState,
+    way: PageRoute<'_>,
+    request: Request<Incoming>,
+    visitor: PageVisitor,
+) -> Response<AdminBody> {
     let (uri, method) = (request.uri().clone(), request.method().clone());
     let reads = method != Method::POST;
-    if reads == matches!(way, Way::Act | Way::Cancel) {
-        return refuse(StatusCode::METHOD_NOT_ALLOWED, &Refused::Method);
+    if reads == matches!(way, PageRoute::Act | PageRoute::Cancel) {
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, &PageRefusal::Method);
     }
     let query = uri.query().unwrap_or_default();
     if query.len() > MAX_QUERY_BYTES {
         return refuse(StatusCode::URI_TOO_LONG, &format!("a query has {MAX_QUERY_BYTES} bytes at most"));
     }
     match way {
-        Way::There => answer::lead("/page/"),
-        Way::View(view) => show_view(admin, view, query, request.headers(), &visitor).await,
-        Way::Live => live::stream(admin, visitor.still),
-        Way::Act | Way::Cancel => {
-            run_action(admin, request, visitor.who.as_deref(), way == Way::Cancel).await
+        PageRoute::There => answer::lead("/page/"),
+        PageRoute::View(view) => show_view(admin, view, query, request.headers(), &visitor).await,
+        PageRoute::Live => live::stream(admin, visitor.still),
+        PageRoute::Act | PageRoute::Cancel => {
+            run_action(admin, request, visitor.who.as_deref(), way == PageRoute::Cancel).await
         }
-        Way::File(name) => match files::named(name) {
+        PageRoute::File(name) => match files::named(name) {
             Some(file) => answer::file(file, request.headers()),
             None => refuse(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
         },
-        Way::Report(name) => report(admin, name).await,
-        Way::Nothing => refuse(StatusCode::NOT_FOUND, &"there is no such view: /page/ leads to all of them"),
+        PageRoute::Report(name) => report(admin, name).await,
+        PageRoute::Nothing => {
+            refuse(StatusCode::NOT_FOUND, &"there is no such view: /page/ leads to all of them")
+        }
     }
 }
 
 /// Renders a view: whole, or with `part=1` only its refreshed part.
 async fn show_view(
-    admin: &Admin,
-    view: View,
+    admin: &AdminState,
+    view: PageView,
     query: &str,
     headers: &HeaderMap,
-    visitor: &Visitor,
-) -> Response<Body> {
+    visitor: &PageVisitor,
+) -> Response<AdminBody> {
     let asked = QueryPairs::of(Some(query));
     let picture = admin.page.picture(admin);
     let make = |content: &Html| {
@@ -155,12 +162,12 @@ async fn show_view(
         }
     };
     let part = match view {
-        View::Overview => {
-            let wish = overview::Wish::of(&asked);
+        PageView::Overview => {
+            let wish = overview::OverviewQuery::of(&asked);
             let key = format!("{wish:?}");
             admin.page.view(&picture, &key, || make(&overview::view(&picture, &wish)))
         }
-        View::Memory => match memory_data(admin, query).await {
+        PageView::Memory => match memory_data(admin, query).await {
             Ok(Some(data)) if asked.get("file").is_some() => return answer::download(&data),
             Ok(Some(data)) => make(&memory::view(&data)),
             Ok(None) => make(&listed(admin).await),
@@ -171,11 +178,12 @@ async fn show_view(
     if asked.get("fragment").is_some() {
         return page(&part, headers);
     }
-    let of = asked.get("model").filter(|_| matches!(view, View::Memory | View::Events | View::Logs));
+    let of =
+        asked.get("model").filter(|_| matches!(view, PageView::Memory | PageView::Events | PageView::Logs));
     let path = view.path();
     let here = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
     let token = admin.page.token.masked();
-    let frame = frame::Frame {
+    let frame = frame::PageFrame {
         view,
         of: of.unwrap_or_default(),
         here: &here,
@@ -185,25 +193,27 @@ async fn show_view(
         controls: controls(view, &asked, &picture),
     };
     let text = frame::document(&frame, std::str::from_utf8(&part.plain).unwrap_or_default());
-    plain(StatusCode::OK, Kind::Page, text.into(), Some(headers))
+    plain(StatusCode::OK, PageContent::Page, text.into(), Some(headers))
 }
 
 /// The filters of a view.
-fn controls(view: View, asked: &QueryPairs, picture: &Picture) -> Html {
+fn controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> Html {
     let fleet = &picture.status.fleet;
     let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
     match view {
-        View::Overview => overview::form(&overview::Wish::of(asked)),
-        View::Events => events::Wish::of(asked).form(view.path(), models(), true),
-        View::Logs => log_filter(asked, picture).form(view.path(), models(), false),
-        View::Configuration => configuration::form(asked.get("q").unwrap_or_default()),
-        View::Memory | View::Requests | View::Builds | View::Diagnose | View::Help => Html::new(),
+        PageView::Overview => overview::form(&overview::OverviewQuery::of(asked)),
+        PageView::Events => events::EventFilter::of(asked).form(view.path(), models(), true),
+        PageView::Logs => log_filter(asked, picture).form(view.path(), models(), false),
+        PageView::Configuration => configuration::form(asked.get("q").unwrap_or_default()),
+        PageView::Memory | PageView::Requests | PageView::Builds | PageView::Diagnose | PageView::Help => {
+            Html::new()
+        }
     }
 }
 
 /// The filter for logs, which belong to one model; without a name, the first model.
-fn log_filter(asked: &QueryPairs, picture: &Picture) -> events::Wish {
-    let mut wish = events::Wish::of(asked);
+fn log_filter(asked: &QueryPairs, picture: &PageSnapshot) -> events::EventFilter {
+    let mut wish = events::EventFilter::of(asked);
     if wish.model.is_empty() {
         let first = picture.status.fleet.models.first();
         wish.model = first.map(|model| model.name.to_string()).unwrap_or_default();
@@ -211,15 +221,20 @@ fn log_filter(asked: &QueryPairs, picture: &Picture) -> events::Wish {
     wish
 }
 
-async fn content(admin: &Admin, view: View, asked: &QueryPairs, picture: &Arc<Picture>) -> Html {
+async fn content(
+    admin: &AdminState,
+    view: PageView,
+    asked: &QueryPairs,
+    picture: &Arc<PageSnapshot>,
+) -> Html {
     match view {
-        View::Overview => overview::view(picture, &overview::Wish::of(asked)),
-        View::Events => {
-            let (all, wish) = (admin.fleet.events().events, events::Wish::of(asked));
+        PageView::Overview => overview::view(picture, &overview::OverviewQuery::of(asked)),
+        PageView::Events => {
+            let (all, wish) = (admin.fleet.events().events, events::EventFilter::of(asked));
             // The redaction searches every text for secrets.
             blocking(WorkKind::Pages, move || events::events(&all, &wish)).await.unwrap_or_default()
         }
-        View::Logs => {
+        PageView::Logs => {
             let mut wish = log_filter(asked, picture);
             let lines = admin.fleet.logs(&wish.model).map(|tail| tail.lines);
             if lines.is_none() {
@@ -228,7 +243,7 @@ async fn content(admin: &Admin, view: View, asked: &QueryPairs, picture: &Arc<Pi
             let lines = lines.unwrap_or_default();
             blocking(WorkKind::Pages, move || events::logs(&lines, &wish)).await.unwrap_or_default()
         }
-        View::Configuration => {
+        PageView::Configuration => {
             let told = admin.told.borrow().clone();
             // A thousand models have tens of thousands of settings.
             let text =
@@ -238,52 +253,52 @@ async fn content(admin: &Admin, view: View, asked: &QueryPairs, picture: &Arc<Pi
             let (text, pending) = text.map_or((None, Vec::new()), |(text, pending)| (Some(text), pending));
             configuration::view(text.as_deref(), &pending, asked.get("q").unwrap_or_default())
         }
-        View::Builds => {
+        PageView::Builds => {
             let data = std::path::PathBuf::from(&picture.status.instance.data_dir);
             let picture = picture.clone();
             // Paths are resolved on the disk, so that builds of the store are recognized under every name.
-            let view = move || builds::view(&picture, &builds::Shelf::read(&data), &data);
+            let view = move || builds::view(&picture, &builds::StoredBuilds::read(&data), &data);
             blocking(WorkKind::StateFiles, view).await.unwrap_or_default()
         }
-        View::Diagnose => {
+        PageView::Diagnose => {
             let folder = reports::folder(&picture.status.instance.ledger);
             let place = folder.clone();
             let all = blocking(WorkKind::StateFiles, move || reports::read(&place)).await.unwrap_or_default();
             diagnose::view(&all, &folder, own_models(picture))
         }
-        View::Help => frame::help(),
-        View::Requests => in_flight(admin, asked),
+        PageView::Help => frame::help(),
+        PageView::Requests => in_flight(admin, asked),
         // Answered above, because it needs the query as written.
-        View::Memory => Html::new(),
+        PageView::Memory => Html::new(),
     }
 }
 
-fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
+fn own_models(picture: &PageSnapshot) -> impl Iterator<Item = &ModelName> {
     picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
 }
 
 /// The view of requests in flight and ended.
-fn in_flight(admin: &Admin, asked: &QueryPairs) -> Html {
+fn in_flight(admin: &AdminState, asked: &QueryPairs) -> Html {
     if let Some(id) = asked.get("id") {
         let mut html = Html::new();
         html.raw(&requests::one(id, admin.find_request(id).as_ref()));
         return html;
     }
-    let filter = Filter { model: asked.get("model").map(str::to_owned), ..Filter::default() };
-    let form = requests::Form { action: "/page/cancel", token: ("token", &admin.page.shown_token) };
+    let filter = RequestFilter { model: asked.get("model").map(str::to_owned), ..RequestFilter::default() };
+    let form = requests::CancelForm { action: "/page/cancel", token: ("token", &admin.page.shown_token) };
     match admin.list_requests(&filter) {
         Ok(list) => {
             let mut html = Html::new();
             html.raw(&requests::view(&list, Some(form), &admin.captures.ids()));
             html
         }
-        Err(unknown) => without(View::Requests, &unknown),
+        Err(unknown) => without(PageView::Requests, &unknown),
     }
 }
 
 /// Recorded memory of the requested model; `None` if the query names none.
-async fn memory_data(admin: &Admin, query: &str) -> Result<Option<MemoryData>, String> {
-    let ask = crate::series::ask::Ask::of(Some(query), admin.series.policy())?;
+async fn memory_data(admin: &AdminState, query: &str) -> Result<Option<MemoryData>, String> {
+    let ask = crate::series::ask::SeriesQuery::of(Some(query), admin.series.policy())?;
     let Some(model) = &ask.model else { return Ok(None) };
     // The query may use an alias.
     let own = admin.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
@@ -292,15 +307,15 @@ async fn memory_data(admin: &Admin, query: &str) -> Result<Option<MemoryData>, S
 }
 
 /// The models with recorded memory.
-async fn listed(admin: &Admin) -> Html {
+async fn listed(admin: &AdminState) -> Html {
     match crate::series::answer::list(&admin.series).await {
         Ok(listed) => memory::listing(&listed, &admin.fleet.view()),
-        Err(failed) => without(View::Memory, &failed.to_string()),
+        Err(failed) => without(PageView::Memory, &failed.to_string()),
     }
 }
 
 /// A view that cannot be shown, and the reason.
-fn without(view: View, why: &str) -> Html {
+fn without(view: PageView, why: &str) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], view.title()).element("p", &[], why);
     html
@@ -314,12 +329,12 @@ async fn blocking<T: Send + 'static>(kind: WorkKind, work: impl FnOnce() -> T + 
         .ok()
 }
 
-async fn report(admin: &Admin, name: &str) -> Response<Body> {
+async fn report(admin: &AdminState, name: &str) -> Response<AdminBody> {
     let folder = reports::folder(&admin.instance.ledger);
     let name = warden_gateway::percent_decoded(name);
     let content = blocking(WorkKind::StateFiles, move || reports::one(&folder, &name?)).await.flatten();
     match content {
-        Some(content) => plain(StatusCode::OK, Kind::Report, content.into(), None),
+        Some(content) => plain(StatusCode::OK, PageContent::Report, content.into(), None),
         None => refuse(StatusCode::NOT_FOUND, &"there is no such report, or it is too large to be shown"),
     }
 }
@@ -328,22 +343,24 @@ async fn report(admin: &Admin, name: &str) -> Response<Body> {
 ///
 /// # Errors
 /// The answer to a form that is too large or too slow.
-async fn read_form(request: Request<Incoming>) -> Result<QueryPairs, Box<Response<Body>>> {
-    let body = Limited::new(request.into_body(), FORM).collect();
+async fn read_form(request: Request<Incoming>) -> Result<QueryPairs, Box<Response<AdminBody>>> {
+    let body = Limited::new(request.into_body(), MAX_FORM_BYTES).collect();
     let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refuse(status, why)));
     match tokio::time::timeout(FORM_TIMEOUT, body).await {
         Ok(Ok(form)) => Ok(QueryPairs::of(std::str::from_utf8(&form.to_bytes()).ok())),
-        Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {FORM} bytes at most")),
+        Ok(Err(_)) => {
+            refused(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {MAX_FORM_BYTES} bytes at most"))
+        }
         Err(_) => refused(StatusCode::REQUEST_TIMEOUT, &"the form did not come within 10 s"),
     }
 }
 
 async fn run_action(
-    admin: &Admin,
+    admin: &AdminState,
     request: Request<Incoming>,
     who: Option<&str>,
     cancels: bool,
-) -> Response<Body> {
+) -> Response<AdminBody> {
     let json = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/json");
     let form = match read_form(request).await {
         Ok(form) => form,
@@ -352,7 +369,7 @@ async fn run_action(
     let ours = |said: &str| admin.page.token.is(said);
     let who = who.unwrap_or("page").to_owned();
     let begun = if cancels {
-        act::cancel(admin, &form, ours, &who).map(|id| (id, View::Requests.path().to_owned()))
+        act::cancel(admin, &form, ours, &who).map(|id| (id, PageView::Requests.path().to_owned()))
     } else {
         act::order(&form, ours).and_then(|order| {
             let back = order.back.clone();
@@ -361,14 +378,14 @@ async fn run_action(
     };
     match begun {
         Ok((id, _)) if json => {
-            plain(StatusCode::ACCEPTED, Kind::Json, format!("{{\"notice\":{id}}}\n").into(), None)
+            plain(StatusCode::ACCEPTED, PageContent::Json, format!("{{\"notice\":{id}}}\n").into(), None)
         }
         Ok((_, back)) => answer::lead(&back),
         Err(wrong) => {
             let status = match wrong {
-                act::Wrong::Refused(_) => StatusCode::FORBIDDEN,
-                act::Wrong::Unknown(_) => StatusCode::BAD_REQUEST,
-                act::Wrong::TooMany => StatusCode::TOO_MANY_REQUESTS,
+                act::FormError::Refused(_) => StatusCode::FORBIDDEN,
+                act::FormError::Unknown(_) => StatusCode::BAD_REQUEST,
+                act::FormError::TooMany => StatusCode::TOO_MANY_REQUESTS,
             };
             refuse(status, &wrong)
         }

@@ -3,37 +3,37 @@
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
-use warden_pages::{Html, Tone, badge};
-use warden_policies::growth::Verdict;
-use warden_policies::reclaim::Parts;
+use warden_pages::{BadgeTone, Html, badge};
+use warden_policies::growth::GrowthVerdict;
+use warden_policies::reclaim::ReclaimParts;
 use warden_policies::{ByteSize, MemoryKind, secrets};
 use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 
-use super::holds::{self, Holds};
-use super::hub::Picture;
-use super::pace::Pace;
+use super::holds::{self, MemoryUse};
+use super::hub::PageSnapshot;
+use super::pace::RequestRates;
 use super::part::{bar_of, link, moment, rate, seconds, sentence};
 use super::search::has_words;
 use crate::admin::query::{QueryPairs, address};
 use crate::cli::growth;
 
 /// Rows of one part of the list: few enough for a browser to lay out without a stutter.
-pub(super) const ROWS: usize = 100;
+pub(super) const ROWS_PER_PART: usize = 100;
 /// Limit of processes shown in a model's row.
 const MAX_SHOWN_PROCESSES: usize = 4;
 
 /// Filter, order and part of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct OverviewQuery {
     /// Words that must all occur in a model's name, aliases or state.
     pub(crate) words: String,
-    pub(crate) sort: Sort,
+    pub(crate) sort: RowOrder,
     pub(crate) part: usize,
 }
 
 /// Order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sort {
+pub(crate) enum RowOrder {
     #[default]
     Configured,
     Name,
@@ -47,7 +47,7 @@ pub(crate) enum Sort {
     Requests,
 }
 
-impl Sort {
+impl RowOrder {
     const ALL: [(Self, &'static str, &'static str); 6] = [
         (Self::Configured, "configured", "as configured"),
         (Self::Name, "name", "name"),
@@ -62,12 +62,15 @@ impl Sort {
     }
 }
 
-impl Wish {
+impl OverviewQuery {
     pub(crate) fn of(ask: &QueryPairs) -> Self {
         let sort = ask.get("sort").unwrap_or_default();
         Self {
             words: ask.get("q").unwrap_or_default().to_owned(),
-            sort: Sort::ALL.iter().find(|(_, word, _)| *word == sort).map_or(Sort::default(), |all| all.0),
+            sort: RowOrder::ALL
+                .iter()
+                .find(|(_, word, _)| *word == sort)
+                .map_or(RowOrder::default(), |all| all.0),
             part: ask.get("part").and_then(|part| part.parse().ok()).unwrap_or(0),
         }
     }
@@ -83,20 +86,20 @@ impl Wish {
 struct OverviewRow<'a> {
     model: &'a ModelView,
     /// The shown processes, each with its memories.
-    processes: Vec<(&'a BackendView, Vec<Holds>)>,
-    pace: Pace,
+    processes: Vec<(&'a BackendView, Vec<MemoryUse>)>,
+    pace: RequestRates,
 }
 
 impl OverviewRow<'_> {
     /// Share of the budget held by the model's fullest memory.
     fn share(&self) -> f64 {
         let all = self.processes.iter().flat_map(|(_, holds)| holds);
-        all.filter(|holds| holds.soft.or(holds.hard).is_some()).map(Holds::share).fold(0.0, f64::max)
+        all.filter(|holds| holds.soft.or(holds.hard).is_some()).map(MemoryUse::share).fold(0.0, f64::max)
     }
 }
 
 /// The content of `<main>`.
-pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
+pub(crate) fn view(picture: &PageSnapshot, wish: &OverviewQuery) -> Html {
     let fleet = &picture.status.fleet;
     let mut rows: Vec<OverviewRow> = fleet
         .models
@@ -105,7 +108,7 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
         .map(|model| make_row(picture, model))
         .collect();
     sort(&mut rows, wish.sort);
-    let (all, parts) = (rows.len(), rows.len().div_ceil(ROWS).max(1));
+    let (all, parts) = (rows.len(), rows.len().div_ceil(ROWS_PER_PART).max(1));
     let part = wish.part.min(parts - 1);
     let mut html = Html::new();
     html.element("h1", &[], "Overview");
@@ -121,7 +124,7 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
                 table.element("caption", &[("class", &"unseen")], "Models, what they hold and what they do");
                 write_titles(table);
                 table.within("tbody", &[], |body| {
-                    for row in rows.iter().skip(part * ROWS).take(ROWS) {
+                    for row in rows.iter().skip(part * ROWS_PER_PART).take(ROWS_PER_PART) {
                         write_row(body, picture, row);
                     }
                 });
@@ -156,7 +159,7 @@ fn write_legend(section: &mut Html) {
 }
 
 /// The form that filters and sorts; not refreshed, so that a user's typing is not disturbed.
-pub(crate) fn form(wish: &Wish) -> Html {
+pub(crate) fn form(wish: &OverviewQuery) -> Html {
     let mut html = Html::new();
     html.within(
         "form",
@@ -176,7 +179,7 @@ pub(crate) fn form(wish: &Wish) -> Html {
             );
             form.element("label", &[("for", &"sort")], "Sort by");
             form.within("select", &[("id", &"sort"), ("name", &"sort")], |select| {
-                for (sort, word, told) in Sort::ALL {
+                for (sort, word, told) in RowOrder::ALL {
                     if sort == wish.sort {
                         select.element("option", &[("value", &word), ("selected", &"")], told);
                     } else {
@@ -199,7 +202,7 @@ fn searched(model: &ModelView) -> String {
     text
 }
 
-fn make_row<'a>(picture: &'a Picture, model: &'a ModelView) -> OverviewRow<'a> {
+fn make_row<'a>(picture: &'a PageSnapshot, model: &'a ModelView) -> OverviewRow<'a> {
     let name = model.name.as_str();
     let budget = picture.status.budgets.get(name).copied().unwrap_or_default();
     let plan = picture.plans.get(name).copied();
@@ -212,43 +215,43 @@ fn make_row<'a>(picture: &'a Picture, model: &'a ModelView) -> OverviewRow<'a> {
     }
 }
 
-fn sort(rows: &mut [OverviewRow], by: Sort) {
+fn sort(rows: &mut [OverviewRow], by: RowOrder) {
     let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
     // Stable, so that rows of equal rank do not swap places each second.
     match by {
-        Sort::Configured => {}
-        Sort::Name => rows.sort_by(|a, b| a.model.name.cmp(&b.model.name)),
-        Sort::State => rows.sort_by_key(|row| std::cmp::Reverse(urgency(row.model))),
-        Sort::Memory => rows.sort_by(|a, b| most(a.share(), b.share())),
-        Sort::Queue => rows.sort_by_key(|row| std::cmp::Reverse(row.model.waiting)),
-        Sort::Requests => rows.sort_by(|a, b| most(a.pace.requests, b.pace.requests)),
+        RowOrder::Configured => {}
+        RowOrder::Name => rows.sort_by(|a, b| a.model.name.cmp(&b.model.name)),
+        RowOrder::State => rows.sort_by_key(|row| std::cmp::Reverse(urgency(row.model))),
+        RowOrder::Memory => rows.sort_by(|a, b| most(a.share(), b.share())),
+        RowOrder::Queue => rows.sort_by_key(|row| std::cmp::Reverse(row.model.waiting)),
+        RowOrder::Requests => rows.sort_by(|a, b| most(a.pace.requests, b.pace.requests)),
     }
 }
 
-fn urgency(model: &ModelView) -> (Tone, Verdict) {
+fn urgency(model: &ModelView) -> (BadgeTone, GrowthVerdict) {
     (tone(model), worst_verdict(model).unwrap_or_default())
 }
 
 /// Badge tone of a model's state.
-fn tone(model: &ModelView) -> Tone {
+fn tone(model: &ModelView) -> BadgeTone {
     let degraded = model.backends.iter().any(|backend| backend.degraded.is_some());
     match model.state {
-        ModelState::Loaded if degraded => Tone::Warn,
-        ModelState::Loaded => Tone::Good,
-        ModelState::Loading | ModelState::Draining => Tone::Busy,
-        ModelState::Unloaded => Tone::Idle,
-        ModelState::Backoff => Tone::Warn,
-        ModelState::Failed => Tone::Bad,
+        ModelState::Loaded if degraded => BadgeTone::Warn,
+        ModelState::Loaded => BadgeTone::Good,
+        ModelState::Loading | ModelState::Draining => BadgeTone::Busy,
+        ModelState::Unloaded => BadgeTone::Idle,
+        ModelState::Backoff => BadgeTone::Warn,
+        ModelState::Failed => BadgeTone::Bad,
     }
 }
 
 /// The worst verdict of the model's memories.
-fn worst_verdict(model: &ModelView) -> Option<Verdict> {
+fn worst_verdict(model: &ModelView) -> Option<GrowthVerdict> {
     let all = model.backends.iter().flat_map(|backend| &backend.memory.growth);
     all.map(|growth| growth.verdict).max()
 }
 
-fn told(picture: &Picture, shown: usize) -> String {
+fn told(picture: &PageSnapshot, shown: usize) -> String {
     let all = &picture.status.fleet.models;
     let count = |state: ModelState| all.iter().filter(|model| model.state == state).count();
     let mut text = match all.len() {
@@ -297,7 +300,7 @@ fn write_titles(table: &mut Html) {
     });
 }
 
-fn write_row(body: &mut Html, picture: &Picture, row: &OverviewRow) {
+fn write_row(body: &mut Html, picture: &PageSnapshot, row: &OverviewRow) {
     let model = row.model;
     let name = model.name.as_str();
     // A name may contain white space, which an id may not.
@@ -397,7 +400,7 @@ fn memory(td: &mut Html, row: &OverviewRow) {
 }
 
 /// The next action and its delay, or the reason why the model does not serve.
-fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
+fn next(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
     let mut said = Vec::new();
     if let Some(failure) = &model.last_failure {
         said.push(failure.message.clone());
@@ -462,7 +465,7 @@ fn actions(td: &mut Html, model: &ModelView) {
     let runs = model.backends.iter().any(|backend| backend.pid.is_some());
     if runs {
         button("restart", "restart", "a fresh process takes its place; no request fails");
-        let able = |backend: &BackendView| backend.reclaim.parts.is_some_and(Parts::any);
+        let able = |backend: &BackendView| backend.reclaim.parts.is_some_and(ReclaimParts::any);
         if model.backends.iter().any(able) {
             button("reclaim", "reclaim", "asks it to give memory back while it serves");
         }
@@ -482,10 +485,10 @@ fn actions(td: &mut Html, model: &ModelView) {
     }
 }
 
-fn write_part_links(html: &mut Html, wish: &Wish, part: usize, parts: usize, all: usize) {
+fn write_part_links(html: &mut Html, wish: &OverviewQuery, part: usize, parts: usize, all: usize) {
     html.within("nav", &[("aria-label", &"Parts of the list"), ("class", &"parts")], |nav| {
-        let last = ((part + 1) * ROWS).min(all);
-        nav.element("span", &[], format_args!("{} to {last} of {all}", part * ROWS + 1));
+        let last = ((part + 1) * ROWS_PER_PART).min(all);
+        nav.element("span", &[], format_args!("{} to {last} of {all}", part * ROWS_PER_PART + 1));
         if part > 0 {
             link(nav, &wish.part(part - 1), "previous");
         }
@@ -496,9 +499,9 @@ fn write_part_links(html: &mut Html, wish: &Wish, part: usize, parts: usize, all
 }
 
 /// Writes instance, version and overall rates.
-fn head(html: &mut Html, picture: &Picture) {
+fn head(html: &mut Html, picture: &PageSnapshot) {
     let instance = &picture.status.instance;
-    let all: Pace = picture.paces.values().fold(Pace::default(), |sum, pace| Pace {
+    let all: RequestRates = picture.paces.values().fold(RequestRates::default(), |sum, pace| RequestRates {
         requests: sum.requests + pace.requests,
         output_tokens: sum.output_tokens + pace.output_tokens,
         ..sum
@@ -531,7 +534,7 @@ fn head(html: &mut Html, picture: &Picture) {
 }
 
 /// Writes bars of GPUs and host memory.
-fn write_machine(html: &mut Html, picture: &Picture) {
+fn write_machine(html: &mut Html, picture: &PageSnapshot) {
     let fleet = &picture.status.fleet;
     if fleet.devices.is_empty() && fleet.host.is_none() {
         return;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::tally::{Counted, quantile, since};
+use super::tally::{CounterValues, quantile, since};
 
 /// Least time over which rates are computed, once the instance is that old.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
@@ -16,7 +16,7 @@ const FIRST_TOKEN_WINDOW: Duration = Duration::from_secs(300);
 
 /// Rates of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Pace {
+pub(crate) struct RequestRates {
     /// Ended requests per second.
     pub(crate) requests: f64,
     /// Requests per second that failed by our fault.
@@ -32,21 +32,21 @@ pub(crate) struct Pace {
 }
 
 /// Counters by model.
-pub(crate) type All = BTreeMap<String, Counted>;
+pub(crate) type ModelCounters = BTreeMap<String, CounterValues>;
 
 /// Recent samples of the counters.
 #[derive(Debug, Default)]
 pub(crate) struct RateTracker {
     /// Time since some beginning, and the counters at that time; oldest first.
-    samples: Vec<(Duration, All)>,
+    samples: Vec<(Duration, ModelCounters)>,
     /// Start of this window, and the counters at the start of the previous and of this window.
-    windows: Option<(Duration, All, All)>,
+    windows: Option<(Duration, ModelCounters, ModelCounters)>,
 }
 
 impl RateTracker {
     /// Takes a sample. Of samples less than a second apart only the first one is kept; the newest one is
     /// always kept.
-    pub(crate) fn take(&mut self, at: Duration, now: All) {
+    pub(crate) fn take(&mut self, at: Duration, now: ModelCounters) {
         let too_close =
             |older: Duration, newer: Duration| newer.saturating_sub(older) < Duration::from_millis(950);
         if let [.., (before, _), (last, _)] = self.samples.as_slice()
@@ -55,7 +55,7 @@ impl RateTracker {
             self.samples.pop();
         }
         match &mut self.windows {
-            None => self.windows = Some((at, All::new(), now.clone())),
+            None => self.windows = Some((at, ModelCounters::new(), now.clone())),
             Some((began, old, new)) if at.saturating_sub(*began) >= FIRST_TOKEN_WINDOW => {
                 *began = at;
                 *old = std::mem::replace(new, now.clone());
@@ -64,7 +64,7 @@ impl RateTracker {
         }
         self.samples.push((at, now));
         // The range needs one sample that is old enough; earlier ones are dropped.
-        let old = |(when, _): &(Duration, All)| at.saturating_sub(*when) >= RATE_WINDOW;
+        let old = |(when, _): &(Duration, ModelCounters)| at.saturating_sub(*when) >= RATE_WINDOW;
         if let Some(last_old) = self.samples.iter().rposition(old) {
             self.samples.drain(..last_old);
         }
@@ -74,20 +74,20 @@ impl RateTracker {
     }
 
     /// Current rates of each model.
-    pub(crate) fn now(&self) -> BTreeMap<String, Pace> {
+    pub(crate) fn now(&self) -> BTreeMap<String, RequestRates> {
         let (Some((from, before)), Some((to, last))) = (self.samples.first(), self.samples.last()) else {
             return BTreeMap::new();
         };
         let seconds = to.saturating_sub(*from).as_secs_f64();
-        let nothing = Counted::default();
-        let one = |(model, counted): (&String, &Counted)| {
+        let nothing = CounterValues::default();
+        let one = |(model, counted): (&String, &CounterValues)| {
             let lately = since(counted, before.get(model).unwrap_or(&nothing));
             let rate = |count: u64| {
                 if seconds > 0.0 { warden_policies::units::exact(count) / seconds } else { 0.0 }
             };
             let old = self.windows.as_ref().and_then(|(_, old, _)| old.get(model)).unwrap_or(&nothing);
             let first = since(counted, old).first;
-            let pace = Pace {
+            let pace = RequestRates {
                 requests: rate(lately.requests),
                 failed: rate(lately.failed),
                 output_tokens: rate(lately.output_tokens),
@@ -105,9 +105,9 @@ impl RateTracker {
 mod tests {
     use super::*;
 
-    fn counted(requests: u64) -> All {
-        let one = Counted { requests, output_tokens: requests * 10, ..Counted::default() };
-        All::from([("m".to_owned(), one)])
+    fn counted(requests: u64) -> ModelCounters {
+        let one = CounterValues { requests, output_tokens: requests * 10, ..CounterValues::default() };
+        ModelCounters::from([("m".to_owned(), one)])
     }
 
     #[test]
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn a_model_that_is_new_counts_from_nothing_and_one_that_is_gone_is_forgotten() {
         let mut paces = RateTracker::default();
-        paces.take(Duration::ZERO, All::new());
+        paces.take(Duration::ZERO, ModelCounters::new());
         paces.take(Duration::from_secs(10), counted(50));
         assert!((paces.now()["m"].requests - 5.0).abs() < 1e-9);
-        paces.take(Duration::from_secs(20), All::new());
+        paces.take(Duration::from_secs(20), ModelCounters::new());
         assert!(paces.now().is_empty());
     }
 
@@ -144,9 +144,9 @@ mod tests {
     fn first_tokens_of_long_ago_are_forgotten() {
         let mut paces = RateTracker::default();
         let with = |slow: u32, fast: u32| {
-            let mut one = Counted::default();
+            let mut one = CounterValues::default();
             (one.first[60], one.first[20]) = (slow, fast);
-            All::from([("m".to_owned(), one)])
+            ModelCounters::from([("m".to_owned(), one)])
         };
         paces.take(Duration::ZERO, with(100, 0));
         assert!(paces.now()["m"].first_p50 > Some(Duration::from_secs(1)));

@@ -4,10 +4,10 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use warden_pages::Html;
-use warden_pages::bar::{Held, UsageBar};
+use warden_pages::bar::{BarPart, UsageBar};
 use warden_policies::MemoryKind;
 
-use super::holds::Holds;
+use super::holds::MemoryUse;
 
 /// A link. The address is one of ours; the text may come from anywhere.
 pub(crate) fn link(html: &mut Html, address: &str, text: impl Display) {
@@ -70,12 +70,12 @@ fn join_units(text: &str) -> String {
 }
 
 /// Writes one memory of a process as a bar and in words.
-pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
+pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &MemoryUse) {
     let parts = vec![
-        (Held::Weights, holds.weights),
-        (Held::Cache, holds.cache),
-        (Held::Other, holds.other),
-        (Held::Growth, holds.growth),
+        (BarPart::Weights, holds.weights),
+        (BarPart::Cache, holds.cache),
+        (BarPart::Other, holds.other),
+        (BarPart::Growth, holds.growth),
     ];
     let without = if holds.soft.or(holds.hard).is_none() { ", without a budget" } else { "" };
     let limit = holds.hard.or(holds.soft).or(holds.total);
@@ -89,7 +89,7 @@ pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
 /// Used part of a total as a bar.
 pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
     let title = format!("{} in use", memory_name(series));
-    let bar = UsageBar { title, parts: vec![(Held::Other, used)], limit: Some(total), soft: None };
+    let bar = UsageBar { title, parts: vec![(BarPart::Other, used)], limit: Some(total), soft: None };
     html.raw(&bar.svg());
 }
 

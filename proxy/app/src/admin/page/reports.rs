@@ -6,23 +6,23 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Limit of listed reports.
-pub(crate) const LISTED: usize = 200;
+pub(crate) const MAX_LISTED: usize = 200;
 /// Largest report that is served, in bytes: one of an hour has about a megabyte.
-pub(crate) const LARGEST: u64 = 32 << 20;
+pub(crate) const MAX_REPORT_BYTES: u64 = 32 << 20;
 
 /// A report file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Written {
+pub(crate) struct ReportFile {
     pub(crate) name: String,
     /// Seconds since 1970.
     pub(crate) at: i64,
     pub(crate) bytes: u64,
 }
 
-impl Written {
+impl ReportFile {
     /// Too large reports are listed but not served.
     pub(crate) const fn is_too_large(&self) -> bool {
-        self.bytes > LARGEST
+        self.bytes > MAX_REPORT_BYTES
     }
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn is_report(name: &str) -> bool {
 }
 
 /// Reports in a folder, the latest first. Blocks.
-pub(crate) fn read(folder: &Path) -> Vec<Written> {
+pub(crate) fn read(folder: &Path) -> Vec<ReportFile> {
     let all = std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok().filter(|name| is_report(name))?;
         let facts = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
@@ -48,11 +48,11 @@ pub(crate) fn read(folder: &Path) -> Vec<Written> {
             return None;
         }
         let at = facts.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
-        Some(Written { name, at: i64::try_from(at.as_secs()).ok()?, bytes: facts.len() })
+        Some(ReportFile { name, at: i64::try_from(at.as_secs()).ok()?, bytes: facts.len() })
     });
-    let mut all: Vec<Written> = all.collect();
+    let mut all: Vec<ReportFile> = all.collect();
     all.sort_by(|a, b| (b.at, &a.name).cmp(&(a.at, &b.name)));
-    all.truncate(LISTED);
+    all.truncate(MAX_LISTED);
     all
 }
 
@@ -65,11 +65,11 @@ pub(crate) fn one(folder: &Path, name: &str) -> Option<Vec<u8>> {
     let flags = i32::try_from(flags.bits()).ok()?;
     let file = File::options().read(true).custom_flags(flags).open(folder.join(name)).ok()?;
     let facts = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-    if facts.len() > LARGEST {
+    if facts.len() > MAX_REPORT_BYTES {
         return None;
     }
     let mut content = Vec::new();
-    file.take(LARGEST).read_to_end(&mut content).ok()?;
+    file.take(MAX_REPORT_BYTES).read_to_end(&mut content).ok()?;
     Some(content)
 }
 
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(one(&reports, name), None, "{name}");
         }
         let large = File::create(reports.join("large.html")).unwrap();
-        large.set_len(LARGEST + 1).unwrap();
+        large.set_len(MAX_REPORT_BYTES + 1).unwrap();
         assert_eq!(one(&reports, "large.html"), None, "nobody's memory is filled by it");
         assert!(read(&reports).iter().any(|report| report.name == "large.html" && report.is_too_large()));
     }

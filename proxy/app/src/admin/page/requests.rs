@@ -11,7 +11,7 @@ use crate::clock;
 
 /// The form that cancels a request, for a viewer with that right.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Form<'a> {
+pub(crate) struct CancelForm<'a> {
     /// URL of the form, which sends the fields `id` and `number`.
     pub(crate) action: &'a str,
     /// Name and value of the field that proves the form's origin.
@@ -34,7 +34,7 @@ const HEAD: [(&str, &str); 11] = [
 
 /// The content of `<main>`. `form`: `None` for viewers without the right to cancel. `recorded`: ids of
 /// requests with a recording.
-pub(crate) fn view(list: &RequestList, form: Option<Form<'_>>, recorded: &[String]) -> String {
+pub(crate) fn view(list: &RequestList, form: Option<CancelForm<'_>>, recorded: &[String]) -> String {
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let mut html = String::from("<h1>Requests</h1>\n");
     let in_flight = format!("In flight: {}", list.in_flight);
@@ -52,7 +52,7 @@ fn write_table(
     caption: &str,
     rows: &[&RequestView],
     none: &str,
-    form: Option<Form<'_>>,
+    form: Option<CancelForm<'_>>,
     recorded: &[String],
 ) {
     let _ = write!(html, "<section>\n<h2>{caption}</h2>\n");
@@ -117,7 +117,7 @@ pub(crate) fn one(id: &str, found: Option<&RequestDetail>) -> String {
     html
 }
 
-fn write_row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recorded: bool) {
+fn write_row(html: &mut String, one: &RequestView, form: Option<CancelForm<'_>>, recorded: bool) {
     let link = if recorded {
         let href = crate::admin::query::address("/page/requests", &[("id", &one.id)]);
         format!("<a href=\"{}\"><code>{}</code></a>", escape(&href), escape(&one.id))
@@ -144,7 +144,7 @@ fn write_row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recor
         answer = escape(&short(one.generating_ms, one.output_tokens)),
         process = escape(&process(one)),
     );
-    if let Some(Form { action, token: (name, value) }) = form
+    if let Some(CancelForm { action, token: (name, value) }) = form
         && one.is_in_flight()
     {
         if one.cancelled {
@@ -186,7 +186,7 @@ mod tests {
     use crate::admin::requests::tests::request;
     use crate::captures::CapturedRequest;
 
-    const FORM: Form<'_> = Form { action: "/page/requests/cancel", token: ("token", "0a1b") };
+    const FORM: CancelForm<'_> = CancelForm { action: "/page/requests/cancel", token: ("token", "0a1b") };
 
     fn list() -> RequestList {
         let evil = "<script>alert('1')</script>\"&";

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use warden_gateway::Record;
+use warden_gateway::RequestRecord;
 
 /// Buckets of an octave: the bounds of a bucket are a fifth apart.
 const BUCKETS_PER_OCTAVE: u32 = 4;
@@ -13,10 +13,10 @@ const BUCKETS_PER_OCTAVE: u32 = 4;
 const BUCKETS: usize = 22 * BUCKETS_PER_OCTAVE as usize;
 
 /// First tokens by time.
-pub(crate) type Counts = [u32; BUCKETS];
+pub(crate) type BucketCounts = [u32; BUCKETS];
 
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct RequestCounters {
     requests: AtomicU64,
     failed: AtomicU64,
     prompt_tokens: AtomicU64,
@@ -24,7 +24,7 @@ pub(crate) struct Tally {
     first: [AtomicU32; BUCKETS],
 }
 
-impl Default for Tally {
+impl Default for RequestCounters {
     fn default() -> Self {
         let zero = || AtomicU64::new(0);
         Self {
@@ -39,28 +39,28 @@ impl Default for Tally {
 
 /// Values of the counters at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct CounterValues {
     pub(crate) requests: u64,
     /// Of these: requests that ended with a status of 500 or more, or without an answer although their
     /// client waited.
     pub(crate) failed: u64,
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
-    pub(crate) first: Counts,
+    pub(crate) first: BucketCounts,
 }
 
-impl Default for Counted {
+impl Default for CounterValues {
     fn default() -> Self {
         Self { requests: 0, failed: 0, prompt_tokens: 0, output_tokens: 0, first: [0; BUCKETS] }
     }
 }
 
-impl Tally {
+impl RequestCounters {
     /// Counts an ended request.
-    pub(crate) fn done(&self, record: &Record) {
+    pub(crate) fn done(&self, record: &RequestRecord) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         add(&self.requests, 1);
-        let gone = record.outcome == warden_gateway::Outcome::ClientGone;
+        let gone = record.outcome == warden_gateway::RequestOutcome::ClientGone;
         if !gone && (record.answer_status() >= 500 || record.outcome.as_str().starts_with("upstream")) {
             add(&self.failed, 1);
         }
@@ -73,9 +73,9 @@ impl Tally {
         }
     }
 
-    pub(crate) fn now(&self) -> Counted {
+    pub(crate) fn now(&self) -> CounterValues {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counted {
+        CounterValues {
             requests: of(&self.requests),
             failed: of(&self.failed),
             prompt_tokens: of(&self.prompt_tokens),
@@ -94,7 +94,7 @@ fn bucket(time: Duration) -> usize {
 
 /// Quantile of times to first token for a share of 0 to 1, interpolated within its bucket. `None` without
 /// any.
-pub(crate) fn quantile(first: &Counts, share: f64) -> Option<Duration> {
+pub(crate) fn quantile(first: &BucketCounts, share: f64) -> Option<Duration> {
     let all: u64 = first.iter().copied().map(u64::from).sum();
     if all == 0 {
         return None;
@@ -114,8 +114,8 @@ pub(crate) fn quantile(first: &Counts, share: f64) -> Option<Duration> {
 }
 
 /// Increase between two moments. A counter of a model that was created again starts at 0.
-pub(crate) fn since(now: &Counted, before: &Counted) -> Counted {
-    Counted {
+pub(crate) fn since(now: &CounterValues, before: &CounterValues) -> CounterValues {
+    CounterValues {
         requests: now.requests.saturating_sub(before.requests),
         failed: now.failed.saturating_sub(before.failed),
         prompt_tokens: now.prompt_tokens.saturating_sub(before.prompt_tokens),
@@ -131,16 +131,16 @@ mod tests {
 
     #[test]
     fn quantiles_lie_within_a_fifth_of_what_was_counted() {
-        assert_eq!(quantile(&Counted::default().first, 0.5), None);
+        assert_eq!(quantile(&CounterValues::default().first, 0.5), None);
         for ms in [1.0, 3.0, 80.0, 250.0, 4_000.0, 600_000.0] {
-            let mut first = Counted::default().first;
+            let mut first = CounterValues::default().first;
             first[bucket(Duration::from_secs_f64(ms / 1e3))] = 1;
             for share in [0.0, 0.5, 0.99, 1.0] {
                 let told = quantile(&first, share).unwrap().as_secs_f64() * 1e3;
                 assert!(told > ms / 1.2 && told < ms * 1.2, "{told} for {ms}");
             }
         }
-        let mut first = Counted::default().first;
+        let mut first = CounterValues::default().first;
         for _ in 0..98 {
             first[bucket(Duration::from_millis(100))] += 1;
         }

@@ -7,15 +7,15 @@ use subtle::ConstantTimeEq as _;
 const TOKEN_BYTES: usize = 16;
 
 /// The token of one instance. `Debug` hides it.
-pub(crate) struct Token([u8; TOKEN_BYTES]);
+pub(crate) struct FormToken([u8; TOKEN_BYTES]);
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for FormToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Token(..)")
     }
 }
 
-impl Token {
+impl FormToken {
     pub(crate) fn draw() -> Self {
         Self(rand::random())
     }
@@ -45,12 +45,13 @@ mod tests {
 
     #[test]
     fn a_token_is_known_behind_every_mask_and_another_is_not() {
-        let token = Token::draw();
+        let token = FormToken::draw();
         let (one, two) = (token.masked(), token.masked());
         assert!(one != two && token.is(&one) && token.is(&two), "{one} {two}");
         let mut wrong = one.clone();
         wrong.replace_range(0..1, if one.starts_with('0') { "1" } else { "0" });
-        for said in [wrong.as_str(), "", &one[2..], &one[..62], &"0".repeat(64), "x", &Token::draw().masked()]
+        for said in
+            [wrong.as_str(), "", &one[2..], &one[..62], &"0".repeat(64), "x", &FormToken::draw().masked()]
         {
             assert!(!token.is(said), "{said}");
         }

@@ -1,7 +1,7 @@
 //! The views of the page, and the mapping from paths to them. Pure.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum View {
+pub(crate) enum PageView {
     Overview,
     Memory,
     Requests,
@@ -13,7 +13,7 @@ pub(crate) enum View {
     Help,
 }
 
-impl View {
+impl PageView {
     /// Views in the navigation.
     pub(crate) const LISTED: [Self; 8] = [
         Self::Overview,
@@ -62,10 +62,10 @@ impl View {
 
 /// Meaning of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way<'a> {
+pub(crate) enum PageRoute<'a> {
     /// Redirect to the page.
     There,
-    View(View),
+    View(PageView),
     /// Stream of picture numbers.
     Live,
     /// Action on a model.
@@ -78,7 +78,7 @@ pub(crate) enum Way<'a> {
     Nothing,
 }
 
-impl Way<'_> {
+impl PageRoute<'_> {
     /// Returns true if the answer is a whole page, which any site may open in a tab.
     pub(crate) const fn is_document(self) -> bool {
         matches!(self, Self::There | Self::View(_) | Self::Report(_) | Self::Nothing)
@@ -86,22 +86,22 @@ impl Way<'_> {
 }
 
 /// The meaning of a path; `None`: the path is not one of the page.
-pub(crate) fn way(path: &str) -> Option<Way<'_>> {
+pub(crate) fn way(path: &str) -> Option<PageRoute<'_>> {
     let rest = match path {
-        "/" | "/page" => return Some(Way::There),
+        "/" | "/page" => return Some(PageRoute::There),
         _ => path.strip_prefix("/page/")?,
     };
-    let listed = View::LISTED.into_iter().chain([View::Help]).find(|view| view.path() == path);
+    let listed = PageView::LISTED.into_iter().chain([PageView::Help]).find(|view| view.path() == path);
     Some(match (listed, rest) {
-        (Some(view), _) => Way::View(view),
-        (None, "memory.html") => Way::View(View::Memory),
-        (None, "live") => Way::Live,
-        (None, "act") => Way::Act,
-        (None, "cancel") => Way::Cancel,
+        (Some(view), _) => PageRoute::View(view),
+        (None, "memory.html") => PageRoute::View(PageView::Memory),
+        (None, "live") => PageRoute::Live,
+        (None, "act") => PageRoute::Act,
+        (None, "cancel") => PageRoute::Cancel,
         (None, rest) => match rest.split_once('/') {
-            Some(("files", name)) => Way::File(name),
-            Some(("reports", name)) => Way::Report(name),
-            _ => Way::Nothing,
+            Some(("files", name)) => PageRoute::File(name),
+            Some(("reports", name)) => PageRoute::Report(name),
+            _ => PageRoute::Nothing,
         },
     })
 }
@@ -117,14 +117,14 @@ mod tests {
 
     #[test]
     fn each_view_has_a_path_of_its_own_and_other_routes_are_not_ours() {
-        for view in View::LISTED.into_iter().chain([View::Help]) {
-            assert_eq!(way(view.path()), Some(Way::View(view)));
+        for view in PageView::LISTED.into_iter().chain([PageView::Help]) {
+            assert_eq!(way(view.path()), Some(PageRoute::View(view)));
         }
-        assert_eq!((way("/"), way("/page")), (Some(Way::There), Some(Way::There)));
-        assert_eq!(way("/page/files/a.css"), Some(Way::File("a.css")));
-        assert_eq!(way("/page/reports/x.html"), Some(Way::Report("x.html")));
-        assert_eq!((way("/page/live"), way("/page/act")), (Some(Way::Live), Some(Way::Act)));
-        assert_eq!(way("/page/nothing"), Some(Way::Nothing));
+        assert_eq!((way("/"), way("/page")), (Some(PageRoute::There), Some(PageRoute::There)));
+        assert_eq!(way("/page/files/a.css"), Some(PageRoute::File("a.css")));
+        assert_eq!(way("/page/reports/x.html"), Some(PageRoute::Report("x.html")));
+        assert_eq!((way("/page/live"), way("/page/act")), (Some(PageRoute::Live), Some(PageRoute::Act)));
+        assert_eq!(way("/page/nothing"), Some(PageRoute::Nothing));
         for other in ["/status", "/pages", "/models/page/logs", "", "/metrics"] {
             assert_eq!(way(other), None, "{other}");
         }

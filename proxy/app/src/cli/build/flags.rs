@@ -4,18 +4,18 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use warden_builder::{ArchWish, BackendWish, Error};
-use warden_patches::{Catalogue, Selection, Sets};
+use warden_builder::{ArchChoice, BackendChoice, BuilderError};
+use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TargetArgs {
     /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal.
     ///
     /// `auto` picks a backend for which this machine has a device and a toolkit, and prints the reason.
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = hinted::<BackendWish>)]
-    pub(crate) backend: BackendWish,
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = hinted::<BackendChoice>)]
+    pub(crate) backend: BackendChoice,
     #[command(flatten)]
     pub(crate) arch: ArchArgs,
 }
@@ -27,13 +27,13 @@ pub(crate) struct ArchArgs {
     /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, the common GPUs.
     /// GPUs by name, such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes the
     /// CPU part portable, too.
-    #[arg(long, value_name = "LIST", default_value = "native", value_parser = hinted::<ArchWish>)]
-    pub(crate) arch: ArchWish,
+    #[arg(long, value_name = "LIST", default_value = "native", value_parser = hinted::<ArchChoice>)]
+    pub(crate) arch: ArchChoice,
 }
 
 /// Parses a value, and adds the hint with valid values to the error, because clap shows only the error.
-pub(crate) fn hinted<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|error: Error| {
+pub(crate) fn hinted<T: FromStr<Err = BuilderError>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: BuilderError| {
         [Some(error.to_string()), error.hint()].into_iter().flatten().collect::<Vec<_>>().join("; ")
     })
 }
@@ -57,24 +57,29 @@ pub(crate) struct PatchArgs {
 impl PatchArgs {
     /// Selects the sets of these flags from `known` (curated and configured sets) and the folders of
     /// `--patches`.
-    pub(crate) fn selection(&self, known: Catalogue) -> Result<Selection, Failure> {
+    pub(crate) fn selection(&self, known: SetCatalogue) -> Result<SetSelection, CommandError> {
         let mut catalogue = known;
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
         }
         let sets = match (self.plain, self.patch_set.as_slice()) {
-            (true, _) => Sets::None,
-            (false, []) => Sets::Default,
-            (false, ids) => Sets::Only(ids.to_vec()),
+            (true, _) => SelectedSets::None,
+            (false, []) => SelectedSets::Default,
+            (false, ids) => SelectedSets::Only(ids.to_vec()),
         };
-        Ok(Selection { catalogue, sets, allow_unverified: self.allow_unverified, ..Selection::default() })
+        Ok(SetSelection {
+            catalogue,
+            sets,
+            allow_unverified: self.allow_unverified,
+            ..SetSelection::default()
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use warden_builder::{Arch, Backend};
+    use warden_builder::{ComputeBackend, CpuTarget};
 
     use super::*;
 
@@ -94,26 +99,29 @@ mod tests {
     #[test]
     fn without_flags_the_machine_decides_and_the_curated_sets_are_applied() {
         let command = parsed(&[]).unwrap();
-        assert_eq!(command.target.backend, BackendWish::Auto);
-        assert_eq!(command.target.arch.arch, ArchWish::default());
-        let selection = command.patches.selection(Catalogue::embedded().unwrap()).unwrap();
-        assert_eq!((selection.sets, selection.allow_unverified), (Sets::Default, false));
+        assert_eq!(command.target.backend, BackendChoice::Auto);
+        assert_eq!(command.target.arch.arch, ArchChoice::default());
+        let selection = command.patches.selection(SetCatalogue::embedded().unwrap()).unwrap();
+        assert_eq!((selection.sets, selection.allow_unverified), (SelectedSets::Default, false));
     }
 
     #[test]
     fn backend_and_architectures_are_read_with_the_cpu_part() {
         let command = parsed(&["--backend", "cuda", "--arch", "portable,90"]).unwrap();
-        assert_eq!(command.target.backend, Backend::Cuda.into());
-        assert_eq!(command.target.arch.arch, ArchWish { cpu: Arch::Portable, gpu: vec!["90".into()] });
+        assert_eq!(command.target.backend, ComputeBackend::Cuda.into());
+        assert_eq!(command.target.arch.arch, ArchChoice { cpu: CpuTarget::Portable, gpu: vec!["90".into()] });
     }
 
     #[test]
     fn sets_are_chosen_by_name_or_left_out() {
-        let curated = || Catalogue::embedded().unwrap();
+        let curated = || SetCatalogue::embedded().unwrap();
         let of = |flags: &[&str]| parsed(flags).unwrap().patches.selection(curated()).unwrap();
-        assert_eq!(of(&["--plain"]).sets, Sets::None);
+        assert_eq!(of(&["--plain"]).sets, SelectedSets::None);
         let some = of(&["--patch-set", "a", "--patch-set", "b", "--allow-unverified"]);
-        assert_eq!((some.sets, some.allow_unverified), (Sets::Only(vec!["a".into(), "b".into()]), true));
+        assert_eq!(
+            (some.sets, some.allow_unverified),
+            (SelectedSets::Only(vec!["a".into(), "b".into()]), true)
+        );
         assert!(parsed(&["--plain", "--patch-set", "a"]).unwrap_err().contains("cannot be used with"));
     }
 }

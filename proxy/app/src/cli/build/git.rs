@@ -1,10 +1,10 @@
 //! Flags that choose a commit of a repository, shared by all commands that take source.
 
 use clap::Args;
-use warden_builder::git::{Named, Request};
+use warden_builder::git::{CommitRequest, GitSource};
 use warden_policies::defaults::Build;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct GitArgs {
@@ -29,21 +29,21 @@ impl GitArgs {
 
     /// Creates the request for the commit; without `--git`, for the configured default source. `history`
     /// fetches the preceding commits, too.
-    pub(crate) fn request(&self, numbers: &Build, history: bool) -> Result<Request, Failure> {
-        let named = Named::parse(self.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
+    pub(crate) fn request(&self, numbers: &Build, history: bool) -> Result<CommitRequest, CommandError> {
+        let named = GitSource::parse(self.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let reference = self.reference.clone().or(named.reference);
-        Ok(Request { location: named.location, reference, offline: self.offline, history })
+        Ok(CommitRequest { location: named.location, reference, offline: self.offline, history })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use warden_builder::git::Location;
+    use warden_builder::git::GitLocation;
     use warden_policies::defaults::defaults;
 
     use super::*;
 
-    fn request(git: Option<&str>, reference: Option<&str>) -> Result<Request, Failure> {
+    fn request(git: Option<&str>, reference: Option<&str>) -> Result<CommitRequest, CommandError> {
         let own = |text: Option<&str>| text.map(str::to_owned);
         GitArgs { git: own(git), reference: own(reference), offline: false }.request(&defaults().build, false)
     }
@@ -61,16 +61,16 @@ mod tests {
         assert!(asked.location.to_string().ends_with("/ik_llama.cpp"));
         assert_eq!(asked.reference.as_deref(), Some("main"));
         let path = request(Some("/srv/a"), None).unwrap();
-        assert_eq!((path.location, path.reference), (Location::Path("/srv/a".into()), None));
+        assert_eq!((path.location, path.reference), (GitLocation::Path("/srv/a".into()), None));
     }
 
     #[test]
     fn every_name_of_the_defaults_can_be_used_and_a_wrong_one_tells_them() {
         for name in defaults().build.sources.keys() {
             let location = request(Some(name), None).unwrap().location;
-            assert!(matches!(location, Location::Url(_)), "{name}");
+            assert!(matches!(location, GitLocation::Url(_)), "{name}");
         }
-        let Err(Failure::Usage { hint, .. }) = request(Some("ssh://x/y"), None) else {
+        let Err(CommandError::Usage { hint, .. }) = request(Some("ssh://x/y"), None) else {
             unreachable!("ssh is not understood")
         };
         assert!(hint.contains("ik_llama.cpp, llama.cpp, turboquant"), "{hint}");

@@ -9,26 +9,26 @@ use std::path::Path;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::between::SearchEvent;
-use warden_diagnose::proof::{Pair, ProofProgress, side};
+use warden_diagnose::proof::{ComparedBuilds, ProofProgress, side};
 use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
-use warden_experiment::proof::{ProofRuling, Side};
+use warden_experiment::proof::{BuildSide, ProofRuling};
 use warden_policies::defaults::Proof;
 use warden_policies::server_flags::FlagList;
-use warden_supervisor::Starter;
+use warden_supervisor::SoloStarter;
 use warden_supervisor::nursery::NurseryHandle;
 
-use super::display::Display;
-use super::target::{self, Target};
+use super::display::ExperimentDisplay;
+use super::target::{self, DiagnoseTarget};
 use super::{DiagnoseArgs, interruptible, outputs};
 use crate::admin::instance;
 use crate::config::arguments;
-use crate::config::machine::Machine;
-use crate::config::resolve::binary::Choice;
+use crate::config::machine::HostMachine;
+use crate::config::resolve::binary::BinaryChoice;
 use crate::config::resolve::flags;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
-use crate::serve::Signals;
+use crate::serve::SignalHandlers;
 
 #[derive(Debug, Args)]
 pub(crate) struct AgainstArgs {
@@ -53,14 +53,14 @@ impl DiagnoseArgs {
 }
 
 /// Compares the build with OLD and prints the report.
-pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
+pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(old) = args.against.against.as_deref() else { return Ok(()) };
     outputs::prepare(args)?;
-    let mut signals = Signals::new()?;
-    let machine = Machine::read();
+    let mut signals = SignalHandlers::new()?;
+    let machine = HostMachine::read();
     let (old, new) = tokio::select! {
         found = resolve_both(args, &machine, old) => found?,
-        () = signals.leave() => return Err(Failure::INTERRUPTED),
+        () = signals.leave() => return Err(CommandError::INTERRUPTED),
     };
     let report = Box::pin(prove(args, nursery, &mut signals, old, new)).await?;
     print_report(args, &report)?;
@@ -71,10 +71,10 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
 pub(crate) async fn compare(
     args: &DiagnoseArgs,
     nursery: NurseryHandle,
-    signals: &mut Signals,
+    signals: &mut SignalHandlers,
     proof: Proof,
-) -> Result<ProofReport, Failure> {
-    let machine = Machine::read();
+) -> Result<ProofReport, CommandError> {
+    let machine = HostMachine::read();
     let old = args.against.against.as_deref().unwrap_or_default();
     let (old, mut new) = resolve_both(args, &machine, old).await?;
     new.resolved.proof = proof;
@@ -84,15 +84,18 @@ pub(crate) async fn compare(
 /// Resolves the servers of both builds, the old one first.
 async fn resolve_both(
     args: &DiagnoseArgs,
-    machine: &Machine,
+    machine: &HostMachine,
     old: &str,
-) -> Result<(Target, Target), Failure> {
-    let chosen =
-        if old.contains('/') { target::file(Path::new(old), machine) } else { Choice::Build(old.to_owned()) };
-    let old = Target::with(args, machine, Some(("--against", chosen)), None).await?;
-    let new = Target::find(args, machine).await?;
+) -> Result<(DiagnoseTarget, DiagnoseTarget), CommandError> {
+    let chosen = if old.contains('/') {
+        target::file(Path::new(old), machine)
+    } else {
+        BinaryChoice::Build(old.to_owned())
+    };
+    let old = DiagnoseTarget::with(args, machine, Some(("--against", chosen)), None).await?;
+    let new = DiagnoseTarget::find(args, machine).await?;
     if old.spec.command.binary == new.spec.command.binary {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             format!("both are {}", new.spec.command.binary.display()),
             "name the new one with `--build ID` or `--binary PATH`",
         ));
@@ -103,10 +106,10 @@ async fn resolve_both(
 async fn prove(
     args: &DiagnoseArgs,
     nursery: NurseryHandle,
-    signals: &mut Signals,
-    old: Target,
-    new: Target,
-) -> Result<ProofReport, Failure> {
+    signals: &mut SignalHandlers,
+    old: DiagnoseTarget,
+    new: DiagnoseTarget,
+) -> Result<ProofReport, CommandError> {
     for warning in &new.warnings {
         out::error_line(&format!("warning: {warning}"));
     }
@@ -123,7 +126,7 @@ async fn prove(
     let numbers = new.resolved.diagnose.clone();
     let steps = args.requests.unwrap_or(numbers.requests);
     let workloads = if args.against.no_growth { Vec::new() } else { args.workloads()? };
-    let pair = Pair {
+    let pair = ComparedBuilds {
         old: old.spec.clone(),
         new: new.spec.clone(),
         flags: flags.map(|(old, new)| (names(&old), names(&new))),
@@ -132,11 +135,11 @@ async fn prove(
         work: Experiment { spec: new.spec.clone(), workloads, steps, early: true, replay: None },
     };
     let sockets = instance::private_dir(&new.runtime_dir)?;
-    let starter = Starter::new(nursery, sockets.path(), &new.lifecycle, new.watch)?;
+    let starter = SoloStarter::new(nursery, sockets.path(), &new.lifecycle, new.watch)?;
     let lab = Lab { numbers, proof: new.resolved.proof.clone(), ..Lab::new(starter, new.growth.clone()) };
     let stop = CancellationToken::new();
     let legs = pair.work.workloads.len();
-    let mut display = Display::new(legs);
+    let mut display = ExperimentDisplay::new(legs);
     let mut watch = |proving: ProofProgress<'_>| match proving {
         ProofProgress::Next(side, round) => {
             out::error_line(&format!("round {round}: the {} build", word(side)))
@@ -144,7 +147,7 @@ async fn prove(
         ProofProgress::Searching(SearchEvent::Next(ask, _)) => {
             display.close();
             out::error_line(&format!("growth and crashes: the {} build", word(side(*ask))));
-            display = Display::new(if ask.is_end { legs } else { 1 });
+            display = ExperimentDisplay::new(if ask.is_end { legs } else { 1 });
         }
         ProofProgress::Searching(SearchEvent::Leg(progress)) => display.see(progress),
         ProofProgress::Searching(SearchEvent::OnceMore(why)) => {
@@ -160,14 +163,14 @@ async fn prove(
     Ok(ProofReport::new(old.program(), new.program(), proof?))
 }
 
-const fn word(side: Side) -> &'static str {
+const fn word(side: BuildSide) -> &'static str {
     match side {
-        Side::Old => "old",
-        Side::New => "new",
+        BuildSide::Old => "old",
+        BuildSide::New => "new",
     }
 }
 
-fn print_report(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Failure> {
+fn print_report(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), CommandError> {
     if args.json {
         return out::json(report);
     }
@@ -179,12 +182,12 @@ fn print_report(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Failure
 }
 
 /// Maps the verdict to an exit code.
-fn exit_for_verdict(report: &ProofReport) -> Result<(), Failure> {
+fn exit_for_verdict(report: &ProofReport) -> Result<(), CommandError> {
     let code = match report.verdict {
         ProofRuling::Better | ProofRuling::Same => return Ok(()),
-        ProofRuling::Worse => crate::exit::LEAKS,
-        ProofRuling::Unknown if report.proof.interrupted => crate::exit::INTERRUPTED,
-        ProofRuling::Unknown => crate::exit::TOO_FEW,
+        ProofRuling::Worse => crate::exit::LEAKS_CODE,
+        ProofRuling::Unknown if report.proof.interrupted => crate::exit::INTERRUPTED_CODE,
+        ProofRuling::Unknown => crate::exit::UNDECIDED_CODE,
     };
-    Err(Failure::Told { code })
+    Err(CommandError::Told { code })
 }

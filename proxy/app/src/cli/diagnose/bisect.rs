@@ -9,31 +9,31 @@
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{SwitchTrials, TrialProgress};
 use warden_diagnose::report::{CommandChanges, CureReport};
-use warden_diagnose::{Experiment, Lab, Outcome};
-use warden_experiment::bisect::{Conclusion, Outcome as Ended};
-use warden_experiment::{Finding, Workload};
+use warden_diagnose::{Experiment, ExperimentOutcome, Lab};
+use warden_experiment::bisect::{CureConclusion, CureOutcome as Ended};
+use warden_experiment::{LegFinding, Workload};
 
 use super::candidates::{SearchPurpose, SwitchCandidates};
-use super::target::Target;
+use super::target::DiagnoseTarget;
 use super::trials::{self, MitigationTrials};
 use crate::cli::ConfigArgs;
-use crate::cli::progress::Lines;
-use crate::config::machine::Machine;
+use crate::cli::progress::ProgressLines;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::resolve;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 /// Searches for mitigations that stop the growth.
 pub(super) async fn run(
-    target: &Target,
-    machine: &Machine,
+    target: &DiagnoseTarget,
+    machine: &HostMachine,
     experiment: &Experiment,
-    outcome: &Outcome,
+    outcome: &ExperimentOutcome,
     lab: &Lab,
     stop: &CancellationToken,
-) -> Result<CureReport, Failure> {
-    let leaks = |finding: &Finding| finding.series.iter().any(|found| found.verdict.grows());
-    let known: Vec<Finding> = outcome
+) -> Result<CureReport, CommandError> {
+    let leaks = |finding: &LegFinding| finding.series.iter().any(|found| found.verdict.grows());
+    let known: Vec<LegFinding> = outcome
         .legs
         .iter()
         .map(|leg| &leg.finding)
@@ -52,7 +52,7 @@ pub(super) async fn run(
         clashes: trials.found.clashes.clone(),
         with: &|arm| trials.with(arm),
     };
-    let mut lines = Lines::new();
+    let mut lines = ProgressLines::new();
     let mut watch = |trying: TrialProgress<'_>| trials.show("bisect", &trying, &mut lines);
     let conclusion = switches.stop_growth(lab, &known, &mut watch, stop).await;
     lines.close();
@@ -63,7 +63,7 @@ pub(super) async fn run(
 }
 
 /// Report for an experiment in which nothing leaks, or whose readings do not suffice.
-fn nothing(outcome: &Outcome) -> CureReport {
+fn nothing(outcome: &ExperimentOutcome) -> CureReport {
     let short: Vec<&str> = outcome
         .legs
         .iter()
@@ -79,7 +79,7 @@ fn nothing(outcome: &Outcome) -> CureReport {
         let why = format!("there are too few readings of {} to say whether anything leaks", short.join(", "));
         Ended::NotKnown { why }
     };
-    let conclusion = Conclusion {
+    let conclusion = CureConclusion {
         outcome: ended,
         leaking: Vec::new(),
         cure: Vec::new(),
@@ -126,8 +126,8 @@ pub(super) fn write(
     mitigations: &[String],
     model: &str,
     config: &ConfigArgs,
-    machine: &Machine,
-) -> Result<(), Failure> {
+    machine: &HostMachine,
+) -> Result<(), CommandError> {
     let Some(path) = &config.config else { return Ok(()) };
     if mitigations.is_empty() {
         out::error_line("nothing was written: there is no cure");
@@ -152,12 +152,16 @@ fn toml_list(items: &[String]) -> String {
 mod tests {
     use super::*;
     use warden_diagnose::report::{TrialSwitch, UntriedSwitch};
-    use warden_experiment::bisect::Track;
+    use warden_experiment::bisect::WorkloadMemory;
 
     #[test]
     fn a_cure_is_told_with_the_lines_to_write_and_what_was_not_tried() {
-        let mut report =
-            nothing(&Outcome { legs: Vec::new(), skipped: Vec::new(), interrupted: false, failed: false });
+        let mut report = nothing(&ExperimentOutcome {
+            legs: Vec::new(),
+            skipped: Vec::new(),
+            interrupted: false,
+            failed: false,
+        });
         let unknown = text(&report, Some("m"));
         report.switches = vec![TrialSwitch {
             item: "no-cuda-graphs".to_owned(),
@@ -169,7 +173,7 @@ mod tests {
             vec![UntriedSwitch { item: "pool-purge".to_owned(), why: "it needs another build".to_owned() }];
         report.conclusion.outcome = Ended::Cured;
         report.conclusion.stopped =
-            vec![Track { workload: Workload::SameImage, series: warden_policies::MemoryKind::Host }];
+            vec![WorkloadMemory { workload: Workload::SameImage, series: warden_policies::MemoryKind::Host }];
         report.conclusion.cure = vec![0];
         report.mitigations = vec!["cache-ram=512".to_owned(), "no-cuda-graphs".to_owned()];
         report.added.env = vec![("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())];

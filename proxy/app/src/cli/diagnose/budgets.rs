@@ -1,19 +1,23 @@
 //! Budgets of the model of an experiment, for plots. Computed as for a server that settled at the same
 //! memory.
 
-use warden_diagnose::Report;
+use warden_diagnose::DiagnoseReport;
 use warden_diagnose::report::SeriesBudget;
-use warden_experiment::Finding;
+use warden_experiment::LegFinding;
 use warden_experiment::SeriesFinding;
 use warden_policies::MemoryKind;
-use warden_policies::growth::Growth;
+use warden_policies::growth::SeriesGrowth;
 use warden_policies::recycle::{RecyclePolicy, SeriesFacts};
 
-use super::target::Target;
-use crate::config::machine::Machine;
+use super::target::DiagnoseTarget;
+use crate::config::machine::HostMachine;
 
 /// Budgets of each memory that has one.
-pub(super) fn of(target: &Target, machine: &Machine, report: &Report) -> Vec<SeriesBudget> {
+pub(super) fn of(
+    target: &DiagnoseTarget,
+    machine: &HostMachine,
+    report: &DiagnoseReport,
+) -> Vec<SeriesBudget> {
     let Some(model) = target.resolved.fleet.models.get(target.index) else { return Vec::new() };
     let mut all: Vec<SeriesBudget> = Vec::new();
     for leg in &report.legs {
@@ -27,13 +31,13 @@ pub(super) fn of(target: &Target, machine: &Machine, report: &Report) -> Vec<Ser
 }
 
 /// Memories of a leg that have no budget yet.
-fn new_series(finding: &Finding, known: &[SeriesBudget]) -> Vec<SeriesFinding> {
+fn new_series(finding: &LegFinding, known: &[SeriesBudget]) -> Vec<SeriesFinding> {
     let is_known = |found: &&SeriesFinding| known.iter().any(|one| one.series == found.series);
     finding.series.iter().filter(|found| !is_known(found)).cloned().collect()
 }
 
-fn facts(found: &SeriesFinding, allowed: u64, machine: &Machine, report: &Report) -> SeriesFacts {
-    let growth = Growth { baseline: Some(found.first), ..Growth::of(found.series) };
+fn facts(found: &SeriesFinding, allowed: u64, machine: &HostMachine, report: &DiagnoseReport) -> SeriesFacts {
+    let growth = SeriesGrowth { baseline: Some(found.first), ..SeriesGrowth::of(found.series) };
     let facts = SeriesFacts { growth: Some(growth), ..SeriesFacts::of(found.series, Some(found.last)) };
     match found.series {
         MemoryKind::Host => SeriesFacts { total: Some(machine.memory.0), allowance: allowed, ..facts },

@@ -14,16 +14,18 @@
 use std::collections::BTreeMap;
 
 use warden_diagnose::report::{TrialSwitch, UntriedSwitch};
-use warden_experiment::Finding;
-use warden_patches::mitigation::{Action, Advice, Catalogue, Memory, Mitigation, Seen};
+use warden_experiment::LegFinding;
+use warden_patches::mitigation::{
+    LeakAdvice, LeakMemory, MitigationAction, MitigationCatalogue, MitigationEntry, ServerObservations,
+};
 use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
 use warden_policies::growth::GrowthBlame;
 
-use crate::advice::Server;
+use crate::advice::AdvisedServer;
 use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::binary::Alternative;
-use crate::config::resolve::mitigations::{Judge, Mitigations, catalogue};
+use crate::config::resolve::binary::AlternativeCommand;
+use crate::config::resolve::mitigations::{MitigationChecker, ModelMitigations, catalogue};
 
 /// Symptom that the switches should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,15 +47,15 @@ pub(super) struct SwitchCandidates {
 }
 
 /// Converts the findings of the experiment for the list of leaks.
-pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
-    let mut seen = Seen {
+pub(super) fn seen(findings: &[&LegFinding], server: &AdvisedServer) -> ServerObservations {
+    let mut seen = ServerObservations {
         build: server.build,
         backend: server.backend.clone(),
         args: server.args.clone(),
         variables: server.all_variables(),
         mitigations: server.mitigations.clone(),
         images: findings.iter().any(|finding| finding.work.images > 0 && finding.leaks()),
-        ..Seen::default()
+        ..ServerObservations::default()
     };
     let all = || findings.iter().flat_map(|finding| &finding.series);
     for found in all().filter(|found| found.verdict.grows()) {
@@ -73,8 +75,8 @@ pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
     seen
 }
 
-fn memory_of(series: MemoryKind) -> Memory {
-    if series == MemoryKind::Host { Memory::Host } else { Memory::Vram }
+fn memory_of(series: MemoryKind) -> LeakMemory {
+    if series == MemoryKind::Host { LeakMemory::Host } else { LeakMemory::Vram }
 }
 
 /// Finds the candidates for the model at index `model`.
@@ -84,21 +86,21 @@ fn memory_of(series: MemoryKind) -> Memory {
 pub(super) fn find(
     resolved: &ResolvedConfig,
     model: usize,
-    seen: &Seen,
+    seen: &ServerObservations,
     purpose: SearchPurpose,
-    judge: &mut Judge,
+    judge: &mut MitigationChecker,
 ) -> Result<SwitchCandidates, String> {
-    let list = resolved.mitigations.get(model).map_or_else(catalogue, Mitigations::known)?;
+    let list = resolved.mitigations.get(model).map_or_else(catalogue, ModelMitigations::known)?;
     let list = list.as_ref();
     let advice = list.advise(seen);
     let values = &warden_policies::defaults().diagnose.cure.values;
     let configured = resolved.mitigations.get(model).map(|own| own.list().to_vec()).unwrap_or_default();
     let mut found = SwitchCandidates::default();
-    let mut commands: Vec<Alternative> = Vec::new();
+    let mut commands: Vec<AlternativeCommand> = Vec::new();
     let mut all = order_by_advice(list, &advice);
     if purpose == (SearchPurpose::Crash { on_gpu: true }) {
         // A stable sort: GPU entries first, each part in its own order.
-        all.sort_by_key(|(entry, _)| entry.backends.is_empty() && !entry.memory.contains(&Memory::Vram));
+        all.sort_by_key(|(entry, _)| entry.backends.is_empty() && !entry.memory.contains(&LeakMemory::Vram));
     }
     for (entry, against) in all {
         let rule_out = |why: String| UntriedSwitch { item: entry.id.clone(), why };
@@ -149,8 +151,8 @@ pub(super) fn with(
     model: usize,
     configured: &[String],
     items: &[&str],
-    judge: &mut Judge,
-) -> Result<Alternative, String> {
+    judge: &mut MitigationChecker,
+) -> Result<AlternativeCommand, String> {
     let mut list = configured.to_vec();
     list.extend(items.iter().map(|item| (*item).to_owned()));
     resolved.alternative(model, &list, judge)
@@ -159,10 +161,10 @@ pub(super) fn with(
 /// Orders advised mitigations first, in the order of the advice, then the others. Each carries its advice,
 /// if any.
 fn order_by_advice<'a>(
-    list: &'a Catalogue,
-    advice: &'a [Advice],
-) -> Vec<(&'a Mitigation, Option<&'a Advice>)> {
-    let mut all: Vec<(&Mitigation, Option<&Advice>)> = Vec::new();
+    list: &'a MitigationCatalogue,
+    advice: &'a [LeakAdvice],
+) -> Vec<(&'a MitigationEntry, Option<&'a LeakAdvice>)> {
+    let mut all: Vec<(&MitigationEntry, Option<&LeakAdvice>)> = Vec::new();
     for advice in advice {
         for id in &advice.mitigations {
             let known = all.iter().any(|(entry, _)| entry.id == *id);
@@ -181,7 +183,7 @@ fn order_by_advice<'a>(
 
 /// Says why a mitigation is not tried in the model's build: upstream fixed the leak, or the mitigation does
 /// harm there.
-fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &Mitigation) -> Option<String> {
+fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &MitigationEntry) -> Option<String> {
     let build = resolved.builds.get(model)?.as_ref()?;
     let life = build.standing(entry).filter(|life| life.is != LifeState::Needed)?;
     Some(format!("it is {} in this build: {}", life.is.name(), life.why()))
@@ -192,10 +194,10 @@ fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &Mitigat
 /// # Errors
 /// The reason if it does not.
 fn check_relevance(
-    list: &Catalogue,
-    entry: &Mitigation,
-    seen: &Seen,
-    against: Option<&Advice>,
+    list: &MitigationCatalogue,
+    entry: &MitigationEntry,
+    seen: &ServerObservations,
+    against: Option<&LeakAdvice>,
     purpose: SearchPurpose,
 ) -> Result<(), String> {
     if seen.mitigations.contains(&entry.id) {
@@ -218,7 +220,7 @@ fn check_relevance(
         let about: Vec<&str> = entry.memory.iter().map(|memory| place(*memory)).collect();
         return Err(format!("it is about memory of the {}, which does not grow here", about.join(" and ")));
     }
-    let gpu = seen.grows.contains(&Memory::Vram) || seen.still.contains(&Memory::Vram);
+    let gpu = seen.grows.contains(&LeakMemory::Vram) || seen.still.contains(&LeakMemory::Vram);
     if !entry.backends.is_empty() && !gpu {
         return Err(format!(
             "it is for {}, and the server holds no memory of a GPU that can be read",
@@ -229,8 +231,8 @@ fn check_relevance(
 }
 
 /// Formats a mitigation as an item of `mitigations`, with the value to try if it needs one.
-fn item(entry: &Mitigation, values: &BTreeMap<String, String>) -> Result<String, String> {
-    if let Action::BuildOption { name, setting } = &entry.action {
+fn item(entry: &MitigationEntry, values: &BTreeMap<String, String>) -> Result<String, String> {
+    if let MitigationAction::BuildOption { name, setting } = &entry.action {
         return Err(format!("it needs another build, with -D{name}={setting}"));
     }
     match &entry.value {
@@ -243,7 +245,11 @@ fn item(entry: &Mitigation, values: &BTreeMap<String, String>) -> Result<String,
 }
 
 /// Rejects an alternative whose command equals the present one, because trying it shows nothing.
-fn changes(resolved: &ResolvedConfig, model: usize, own: Alternative) -> Result<Alternative, String> {
+fn changes(
+    resolved: &ResolvedConfig,
+    model: usize,
+    own: AlternativeCommand,
+) -> Result<AlternativeCommand, String> {
     let same = resolved.fleet.models.get(model).is_some_and(|spec| spec.command == own.command);
     match (same, own.notes.last()) {
         (false, _) => Ok(own),
@@ -253,10 +259,10 @@ fn changes(resolved: &ResolvedConfig, model: usize, own: Alternative) -> Result<
 }
 
 /// Name of a memory within a sentence.
-const fn place(memory: Memory) -> &'static str {
+const fn place(memory: LeakMemory) -> &'static str {
     match memory {
-        Memory::Host => "host",
-        Memory::Vram => "GPU",
-        Memory::Kernel => "kernel",
+        LeakMemory::Host => "host",
+        LeakMemory::Vram => "GPU",
+        LeakMemory::Kernel => "kernel",
     }
 }

@@ -1,30 +1,30 @@
 //! Progress of an experiment: one changing line on a terminal, a line for each leg elsewhere.
 
-use warden_diagnose::Progress;
-use warden_experiment::Finding;
-use warden_policies::growth::{Growth, Verdict};
-use warden_policies::sample::Sample;
+use warden_diagnose::LegProgress;
+use warden_experiment::LegFinding;
+use warden_policies::growth::{GrowthVerdict, SeriesGrowth};
+use warden_policies::sample::BackendSample;
 use warden_policies::units::exact;
 use warden_policies::{ByteSize, MemoryKind, phrases};
 
-use crate::cli::progress::Lines;
+use crate::cli::progress::ProgressLines;
 
 #[derive(Debug)]
-pub(super) struct Display {
-    lines: Lines,
+pub(super) struct ExperimentDisplay {
+    lines: ProgressLines,
     legs: usize,
     begun: usize,
 }
 
-impl Display {
+impl ExperimentDisplay {
     pub(super) fn new(legs: usize) -> Self {
-        Self { lines: Lines::new(), legs, begun: 0 }
+        Self { lines: ProgressLines::new(), legs, begun: 0 }
     }
 
     /// Shows an event.
-    pub(super) fn see(&mut self, progress: &Progress<'_>) {
+    pub(super) fn see(&mut self, progress: &LegProgress<'_>) {
         match progress {
-            Progress::Starting(workload) => {
+            LegProgress::Starting(workload) => {
                 self.begun += 1;
                 let text = format!(
                     "{workload} ({} of {}): {}; starting the server",
@@ -34,20 +34,20 @@ impl Display {
                 );
                 self.lines.line(&text);
             }
-            Progress::Ready(workload, after) => {
+            LegProgress::Ready(workload, after) => {
                 self.lines.line(&format!("{workload}: ready after {:.1} s", after.as_secs_f64()));
             }
-            Progress::Step { workload, done, of, first, now, growth } => {
+            LegProgress::Step { workload, done, of, first, now, growth } => {
                 let text = format!("{workload} {done}/{of}{}", growth_text(first, now, growth));
                 self.lines.change(&text, false);
             }
-            Progress::Control(workload) => {
+            LegProgress::Control(workload) => {
                 // A control run is not a leg of its own.
                 self.begun = self.begun.saturating_sub(1);
                 self.lines
                     .line(&format!("{workload}: once more without the prompt cache, which may be what grew"));
             }
-            Progress::Again(workload, crash) => {
+            LegProgress::Again(workload, crash) => {
                 let died = crash.runs.iter().filter(|run| run.died).count();
                 self.lines.line(&format!(
                     "{workload}: the server crashed at request {}; once more, to see whether it does so again ({died} of {} did)",
@@ -55,8 +55,8 @@ impl Display {
                     crash.runs.len()
                 ));
             }
-            Progress::Ended(finding) => self.lines.line(&ended(finding)),
-            Progress::Skipped(workload, why) => {
+            LegProgress::Ended(finding) => self.lines.line(&ended(finding)),
+            LegProgress::Skipped(workload, why) => {
                 // A server may have started before the workload was found to be impossible.
                 self.begun = self.begun.max(1);
                 self.lines.line(&format!("{workload}: not run: {why}"));
@@ -71,12 +71,12 @@ impl Display {
 }
 
 /// Formats the growth of each memory so far.
-fn growth_text(first: &Sample, now: &Sample, growth: &[Growth]) -> String {
+fn growth_text(first: &BackendSample, now: &BackendSample, growth: &[SeriesGrowth]) -> String {
     let requests = now.work.requests.saturating_sub(first.work.requests);
-    let one = |growth: &Growth| {
+    let one = |growth: &SeriesGrowth| {
         let (from, to) = (first.charged(growth.series)?, now.charged(growth.series)?);
         let verdict = match growth.verdict {
-            Verdict::Warming => "",
+            GrowthVerdict::Warming => "",
             verdict => verdict.as_str(),
         };
         Some(format!("  {} {} {} {verdict}", growth.series, ByteSize(to), rate_text(from, to, requests)))
@@ -91,8 +91,8 @@ fn rate_text(from: u64, to: u64, requests: u64) -> String {
     format!("{} a request", phrases::grows((exact(to) - exact(from)) / exact(requests)))
 }
 
-fn ended(finding: &Finding) -> String {
-    let one = |series: MemoryKind, verdict: Verdict| format!("{series} {}", verdict.as_str());
+fn ended(finding: &LegFinding) -> String {
+    let one = |series: MemoryKind, verdict: GrowthVerdict| format!("{series} {}", verdict.as_str());
     let verdicts: Vec<String> = finding.series.iter().map(|found| one(found.series, found.verdict)).collect();
     format!("{}: {} requests: {}", finding.workload, finding.requests, verdicts.join(", "))
 }

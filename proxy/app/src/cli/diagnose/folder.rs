@@ -3,28 +3,28 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use warden_diagnose::proof::Sent;
-use warden_diagnose::report::Folder;
-use warden_diagnose::{Outcome, Recording, Report};
-use warden_supervisor::Command;
+use warden_diagnose::proof::PublishedRequest;
+use warden_diagnose::report::ReportFolder;
+use warden_diagnose::{DiagnoseReport, ExperimentOutcome, RequestRecording};
+use warden_supervisor::ServerCommand;
 
-use super::target::Target;
-use crate::exit::Failure;
+use super::target::DiagnoseTarget;
+use crate::exit::CommandError;
 
 /// Writes the folder. `here` is the directory of the command; `visit` holds requests that show the symptom
 /// where no workload does.
 pub(super) fn write(
     path: &Path,
-    report: &Report,
-    outcome: &Outcome,
-    target: &Target,
+    report: &DiagnoseReport,
+    outcome: &ExperimentOutcome,
+    target: &DiagnoseTarget,
     here: &Path,
-    replay: Option<&Recording>,
-    visit: &[Sent],
-) -> Result<(), Failure> {
+    replay: Option<&RequestRecording>,
+    visit: &[PublishedRequest],
+) -> Result<(), CommandError> {
     let command = &target.spec.command;
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
-    let folder = Folder {
+    let folder = ReportFolder {
         numbers: &target.resolved.diagnose,
         removed: &command.env_remove,
         directory: command.directory.as_deref().unwrap_or(here),
@@ -35,7 +35,7 @@ pub(super) fn write(
         visit,
     };
     report.write_folder(path, &folder).map_err(|error| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("--report {}: {error}", path.display()),
             "choose a folder that can be written",
         )
@@ -43,7 +43,7 @@ pub(super) fn write(
 }
 
 /// Describes the machine and its software, one line each.
-pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, String)> {
+pub(super) async fn system(target: &DiagnoseTarget, outcome: &ExperimentOutcome) -> Vec<(String, String)> {
     let mut all = vec![("llama-server says".to_owned(), server_version(&target.spec.command).await)];
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
     let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
@@ -54,7 +54,7 @@ pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, S
 }
 
 /// Output of `llama-server --version` in one line.
-async fn server_version(server: &Command) -> String {
+async fn server_version(server: &ServerCommand) -> String {
     let mut words = server.program_words().into_iter();
     let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
     command.args(words).arg("--version").stdin(Stdio::null()).kill_on_drop(true);

@@ -3,28 +3,28 @@
 //! largest size for automatic budgets.
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::headroom::{HeadroomProgress, HeadroomRun, Touched, less_context, touch};
+use warden_diagnose::headroom::{HeadroomMeasurement, HeadroomProgress, HeadroomRun, less_context, touch};
 use warden_diagnose::report::HeadroomReport;
 use warden_diagnose::{DiagnoseError, Lab};
 use warden_experiment::headroom::grouped;
-use warden_policies::measured_needs::MeasuredNeeds;
+use warden_policies::experiment_needs::ExperimentNeeds;
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind};
-use warden_supervisor::{Command, SoloSpec};
+use warden_supervisor::{ServerCommand, SoloSpec};
 
-use super::target::Target;
-use crate::cli::progress::Lines;
+use super::target::DiagnoseTarget;
+use crate::cli::progress::ProgressLines;
 use crate::config::arguments;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 pub(super) async fn run(
-    target: &Target,
+    target: &DiagnoseTarget,
     lab: &Lab,
     stop: &CancellationToken,
-) -> Result<HeadroomReport, Failure> {
+) -> Result<HeadroomReport, CommandError> {
     let numbers = &lab.numbers.headroom;
-    let mut lines = Lines::new();
+    let mut lines = ProgressLines::new();
     let first = what(&target.spec, numbers.lengths.clone());
     let touched = touch_once(lab, &first, &mut lines, stop).await?;
     let reserve = numbers.reserve.0;
@@ -66,7 +66,7 @@ pub(super) async fn run(
 }
 
 fn what(spec: &SoloSpec, lengths: Vec<f64>) -> HeadroomRun {
-    let Command { args, env, .. } = &spec.command;
+    let ServerCommand { args, env, .. } = &spec.command;
     let variable =
         |name: &str| env.iter().find(|(own, _)| own == name).and_then(|(_, value)| value.parse().ok());
     HeadroomRun {
@@ -80,9 +80,9 @@ fn what(spec: &SoloSpec, lengths: Vec<f64>) -> HeadroomRun {
 async fn touch_once(
     lab: &Lab,
     what: &HeadroomRun,
-    lines: &mut Lines,
+    lines: &mut ProgressLines,
     stop: &CancellationToken,
-) -> Result<Touched, Failure> {
+) -> Result<HeadroomMeasurement, CommandError> {
     let mut watch = |touching: HeadroomProgress<'_>| match touching {
         HeadroomProgress::Starting => lines.line("headroom: starting the server"),
         HeadroomProgress::Sending { tokens, together } => {
@@ -107,7 +107,10 @@ fn describe_prompts(tokens: u64, together: u32) -> String {
 }
 
 /// Stores the measurements for the next process of this command.
-pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<MeasuredNeeds, Failure> {
+pub(super) fn remember(
+    target: &DiagnoseTarget,
+    report: &HeadroomReport,
+) -> Result<ExperimentNeeds, CommandError> {
     let mut learnt = report.learnt();
     // A size that does not fit is no target for growth.
     let fits = |series: MemoryKind| {
@@ -117,7 +120,7 @@ pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<Measu
     let spec = &target.resolved.fleet.models[target.index];
     let (state, keep) = (&target.resolved.dirs.state, target.watch.sensors.priors_kept);
     warden_supervisor::remember(state, &spec.name, &spec.command, learnt.clone(), keep).map_err(|error| {
-        Failure::failed(format!("cannot keep what was measured in {}: {error}", state.display()))
+        CommandError::failed(format!("cannot keep what was measured in {}: {error}", state.display()))
     })?;
     Ok(learnt)
 }

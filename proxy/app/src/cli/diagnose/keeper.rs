@@ -27,11 +27,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 use tokio::time::Instant;
 use warden_policies::defaults;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 /// Variable in the environment of every process of a tool. Its value identifies one run of the tool.
-pub(super) const MARK: &str = "LLAMA_WARDEN_WRAPPED";
+pub(super) const WRAP_MARK_VARIABLE: &str = "LLAMA_WARDEN_WRAPPED";
 
 /// Arguments of the keeper. The script of a wrap runs this command, users do not.
 #[derive(Debug, Args)]
@@ -46,14 +46,16 @@ pub(crate) struct KeeperArgs {
 }
 
 /// Starts the keeper, or runs as it.
-pub(crate) fn run(args: &KeeperArgs) -> Result<(), Failure> {
-    let mark = std::env::var(MARK).map_err(|_| Failure::usage(format!("{MARK} is not set"), "use --wrap"))?;
+pub(crate) fn run(args: &KeeperArgs) -> Result<(), CommandError> {
+    let mark = std::env::var(WRAP_MARK_VARIABLE)
+        .map_err(|_| CommandError::usage(format!("{WRAP_MARK_VARIABLE} is not set"), "use --wrap"))?;
     if args.stay { stay(args, &mark) } else { start_keeper(args) }
 }
 
 /// Starts the keeper in a process group of its own, so that signals to other groups do not end it.
-fn start_keeper(args: &KeeperArgs) -> Result<(), Failure> {
-    let failed = |what: &str, error: &std::io::Error| Failure::failed(format!("--wrap: {what}: {error}"));
+fn start_keeper(args: &KeeperArgs) -> Result<(), CommandError> {
+    let failed =
+        |what: &str, error: &std::io::Error| CommandError::failed(format!("--wrap: {what}: {error}"));
     let mut keeper = Command::new("/proc/self/exe")
         .args(["keep-wrapped", "--stay", &args.tool.to_string(), &args.owner.to_string()])
         .process_group(0)
@@ -67,19 +69,19 @@ fn start_keeper(args: &KeeperArgs) -> Result<(), Failure> {
     match output {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(failed("the keeper does not watch", &error)),
-        None => Err(Failure::failed("--wrap: the keeper has no output")),
+        None => Err(CommandError::failed("--wrap: the keeper has no output")),
     }
 }
 
 /// Waits until the tool or the experiment ends, then kills the remaining processes with the mark.
-fn stay(args: &KeeperArgs, mark: &str) -> Result<(), Failure> {
+fn stay(args: &KeeperArgs, mark: &str) -> Result<(), CommandError> {
     let open = |pid: i32| Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let (tool, owner) = (open(args.tool), open(args.owner));
     out::line("watching")?;
     let both: Vec<&OwnedFd> = tool.iter().chain(&owner).collect();
     // A process that could not be opened has ended already.
     while both.len() == 2 && !wait_for_any_end(&both, TOOL_WAIT_LIMIT) {}
-    let mark = format!("{MARK}={mark}");
+    let mark = format!("{WRAP_MARK_VARIABLE}={mark}");
     let deadline = Instant::now() + defaults().diagnose.wrap.rest;
     loop {
         let left = marked_processes(Path::new("/proc"), mark.as_bytes());

@@ -36,24 +36,24 @@ use std::sync::Arc;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
-use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
-use warden_experiment::{Finding, Workload, fewest_readings};
+use warden_diagnose::{DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, Lab, RequestRecording};
+use warden_experiment::{LegFinding, Workload, fewest_readings};
 use warden_policies::start_search::StartOutcome;
-use warden_supervisor::Starter;
+use warden_supervisor::SoloStarter;
 use warden_supervisor::nursery::NurseryHandle;
 
-use self::display::Display;
+use self::display::ExperimentDisplay;
 pub(crate) use self::folder::machine as machine_facts;
 pub(crate) use self::keeper::{KeeperArgs, run as keep_wrapped};
-use self::target::Target;
+use self::target::DiagnoseTarget;
 use self::trace::TraceRecorder;
-use self::wrap::Wrap;
+use self::wrap::ToolWrapper;
 use super::ConfigArgs;
 use crate::admin::instance;
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::out;
-use crate::serve::{self, Signals};
+use crate::serve::{self, SignalHandlers};
 
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
@@ -132,9 +132,9 @@ struct DiagnoseCommandLine {
 
 impl DiagnoseArgs {
     /// Parses a command line; the first word is the program.
-    pub(crate) fn parsed(words: &[String]) -> Result<Self, Failure> {
+    pub(crate) fn parsed(words: &[String]) -> Result<Self, CommandError> {
         let parsed = <DiagnoseCommandLine as clap::Parser>::try_parse_from(words);
-        parsed.map(|alone| alone.args).map_err(|error| Failure::failed(error.to_string()))
+        parsed.map(|alone| alone.args).map_err(|error| CommandError::failed(error.to_string()))
     }
 
     /// Ignores the configuration file, which may come from the environment.
@@ -143,12 +143,12 @@ impl DiagnoseArgs {
     }
 
     /// Workloads to run, in order: the requested ones, or all.
-    fn workloads(&self) -> Result<Vec<Workload>, Failure> {
+    fn workloads(&self) -> Result<Vec<Workload>, CommandError> {
         let mut wanted = self.workload.clone();
         if self.replay.is_some() && !wanted.contains(&Workload::Replay) {
             wanted.push(Workload::Replay);
         } else if self.replay.is_none() && wanted.contains(&Workload::Replay) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "--workload replay: no recording is given",
                 "name it with `--replay FILE`",
             ));
@@ -168,11 +168,11 @@ impl DiagnoseArgs {
 }
 
 /// Runs the command. Must be called on the main thread, which forks.
-pub(crate) fn run(args: DiagnoseArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: DiagnoseArgs) -> Result<(), CommandError> {
     serve::with_nursery(|nursery| diagnose(args, nursery))
 }
 
-async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
+async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     if args.searches() {
         return Box::pin(between::run(&args, nursery)).await;
     }
@@ -180,7 +180,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         return Box::pin(against::run(&args, nursery)).await;
     }
     let workloads = args.workloads()?;
-    let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
+    let recording = args.replay.as_deref().map(RequestRecording::read).transpose()?.map(Arc::new);
     if let Some(torn) = recording.as_ref().map(|recording| recording.torn()).filter(|torn| *torn > 0) {
         let lines = if torn == 1 { "one line is" } else { "some lines are" };
         out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
@@ -188,13 +188,13 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     outputs::prepare(&args)?;
     // Install the handlers before any process starts, so that no signal has its default action halfway
     // through.
-    let mut signals = Signals::new()?;
-    let machine = Machine::read();
-    let wrap = args.wrap.as_deref().map(Wrap::prepare).transpose()?;
+    let mut signals = SignalHandlers::new()?;
+    let machine = HostMachine::read();
+    let wrap = args.wrap.as_deref().map(ToolWrapper::prepare).transpose()?;
     let mut tracing = args.trace.then(|| TraceRecorder::prepare(args.tracer.as_ref())).transpose()?;
     let mut target = tokio::select! {
-        target = Target::find(&args, &machine) => target?,
-        () = signals.leave() => return Err(Failure::INTERRUPTED),
+        target = DiagnoseTarget::find(&args, &machine) => target?,
+        () = signals.leave() => return Err(CommandError::INTERRUPTED),
     };
     for warning in &target.warnings {
         out::error_line(&format!("warning: {warning}"));
@@ -210,11 +210,11 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
         out::error_line(&wrap.place(&spec.command));
         wrap.apply(&mut spec.command)?;
         about = about.with_tool(wrap.words());
-        Wrap::patience(&mut target.lifecycle, &mut numbers);
+        ToolWrapper::patience(&mut target.lifecycle, &mut numbers);
     }
     // Private directory for sockets, removed at the end with its contents.
     let sockets = instance::private_dir(&target.runtime_dir)?;
-    let starter = Starter::new(nursery, sockets.path(), &target.lifecycle, target.watch)?;
+    let starter = SoloStarter::new(nursery, sockets.path(), &target.lifecycle, target.watch)?;
     let steps = args.requests.unwrap_or(numbers.requests);
     let fewest = fewest_readings(&target.growth, &numbers);
     if steps < fewest {
@@ -225,8 +225,8 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
     let experiment = Experiment { spec, workloads, steps, early: true, replay: recording.clone() };
     let stop = CancellationToken::new();
-    let mut display = Display::new(experiment.workloads.len());
-    let mut show = |progress: warden_diagnose::Progress<'_>| {
+    let mut display = ExperimentDisplay::new(experiment.workloads.len());
+    let mut show = |progress: warden_diagnose::LegProgress<'_>| {
         if let Some(tracing) = &mut tracing {
             tracing.see(&progress);
         }
@@ -236,7 +236,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let running = Box::pin(experiment.run(&lab, &mut show, &stop));
     let outcome = interruptible(&mut signals, &stop, running).await?;
     display.close();
-    let further: Result<_, Failure> = match outcome {
+    let further: Result<_, CommandError> = match outcome {
         Err(DiagnoseError::Start(failure))
             if warden_supervisor::start_search::may_be_load_death(&failure) =>
         {
@@ -247,7 +247,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
             let failure = DiagnoseError::Start(failure).into();
             let is_short = matches!(finding.outcome, StartOutcome::Otherwise { .. }) && finding.deaths == 0;
             if is_short || stop.is_cancelled() {
-                return Err(if stop.is_cancelled() { Failure::INTERRUPTED } else { failure });
+                return Err(if stop.is_cancelled() { CommandError::INTERRUPTED } else { failure });
             }
             starts::show(&target, &finding, args.json)?;
             if args.write {
@@ -269,12 +269,12 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     };
     drop(sockets);
     let (outcome, FollowUpResults { cure, survival, headroom, trouble }) = further?;
-    let mut report = Report { cure, survival, headroom, ..Report::new(about, &outcome) };
+    let mut report = DiagnoseReport { cure, survival, headroom, ..DiagnoseReport::new(about, &outcome) };
     report.about.system = folder::system(&target, &outcome).await;
     report.budgets = budgets::of(&target, &machine, &report);
     if let Some(tracing) = &tracing {
         let legs = tracing.legs().iter().map(serde_json::to_value).collect::<Result<_, _>>();
-        report.trace = legs.map_err(|error| Failure::failed(format!("--trace: {error}")))?;
+        report.trace = legs.map_err(|error| CommandError::failed(format!("--trace: {error}")))?;
         report.attribution = tracing.lines();
         report.untraced = tracing.untraced();
     }
@@ -305,12 +305,12 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
 #[expect(clippy::too_many_arguments, reason = "all that an experiment is made of, once")]
 async fn further(
     args: &DiagnoseArgs,
-    target: &Target,
-    machine: &Machine,
+    target: &DiagnoseTarget,
+    machine: &HostMachine,
     experiment: &Experiment,
-    outcome: &Outcome,
+    outcome: &ExperimentOutcome,
     lab: &Lab,
-    signals: &mut Signals,
+    signals: &mut SignalHandlers,
     stop: &CancellationToken,
 ) -> FollowUpResults {
     let mut all = FollowUpResults::default();
@@ -352,22 +352,22 @@ struct FollowUpResults {
     survival: Vec<SurvivalReport>,
     headroom: Option<HeadroomReport>,
     /// Failure that ended the follow-ups.
-    trouble: Option<Failure>,
+    trouble: Option<CommandError>,
 }
 
 /// Waits for `running`. The first signal cancels `stop`, the second ends the program and the server with it.
 async fn interruptible<T>(
-    signals: &mut Signals,
+    signals: &mut SignalHandlers,
     stop: &CancellationToken,
     running: impl Future<Output = T>,
-) -> Result<T, Failure> {
+) -> Result<T, CommandError> {
     tokio::pin!(running);
     loop {
         tokio::select! {
             done = &mut running => return Ok(done),
             () = signals.leave() => {
                 if stop.is_cancelled() {
-                    return Err(Failure::INTERRUPTED);
+                    return Err(CommandError::INTERRUPTED);
                 }
                 stop.cancel();
             }
@@ -376,8 +376,8 @@ async fn interruptible<T>(
 }
 
 /// Formats the table and the notes below it.
-fn text(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> String {
-    let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+fn text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &DiagnoseReport) -> String {
+    let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let mut text = String::new();
     if !findings.is_empty() || !outcome.skipped.is_empty() {
         text += &out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped));
@@ -397,7 +397,7 @@ fn text(args: &DiagnoseArgs, outcome: &Outcome, report: &Report) -> String {
 
 /// All mitigations that stop a symptom, as items of `mitigations`. Cures of different symptoms were tried
 /// separately.
-fn cures(report: &Report) -> Vec<String> {
+fn cures(report: &DiagnoseReport) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let lists = report.cure.iter().map(|cure| &cure.mitigations);
     for item in lists.chain(report.survival.iter().map(|one| &one.mitigations)).flatten() {
@@ -409,30 +409,30 @@ fn cures(report: &Report) -> Vec<String> {
 }
 
 /// Maps the findings to an exit code.
-fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure> {
+fn end(outcome: &ExperimentOutcome, report: &DiagnoseReport, stopped: bool) -> Result<(), CommandError> {
     let short = report.headroom.as_ref().is_some_and(HeadroomReport::short);
     let code = if outcome.interrupted || stopped {
-        crate::exit::INTERRUPTED
+        crate::exit::INTERRUPTED_CODE
     } else if outcome.crashed() {
-        crate::exit::CRASHES
+        crate::exit::CRASHES_CODE
     } else if outcome.leaks() || short {
-        crate::exit::LEAKS
+        crate::exit::LEAKS_CODE
     } else if outcome.broke() || outcome.failed {
         crate::exit::FAILURE_CODE
     } else if outcome.legs.is_empty() && report.headroom.is_none() {
-        return Err(Failure::hinted(
+        return Err(CommandError::hinted(
             "nothing was run: the server can do none of these workloads",
             "the table says why",
         ));
     } else if outcome.tells_nothing() || outcome.is_in_doubt() {
-        crate::exit::TOO_FEW
+        crate::exit::UNDECIDED_CODE
     } else {
         return Ok(());
     };
-    Err(Failure::Told { code })
+    Err(CommandError::Told { code })
 }
 
-impl From<DiagnoseError> for Failure {
+impl From<DiagnoseError> for CommandError {
     fn from(error: DiagnoseError) -> Self {
         let (message, hint) = (error.to_string(), error.hint());
         match error {
@@ -451,13 +451,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Wrap {
+    struct DiagnoseTestCli {
         #[command(flatten)]
         args: DiagnoseArgs,
     }
 
     fn parse(args: &[&str]) -> DiagnoseArgs {
-        Wrap::parse_from(std::iter::once(&"diagnose").chain(args)).args
+        DiagnoseTestCli::parse_from(std::iter::once(&"diagnose").chain(args)).args
     }
 
     #[test]

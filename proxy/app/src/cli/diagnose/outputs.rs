@@ -6,19 +6,22 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use super::DiagnoseArgs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Checks that all outputs can be written, before the experiment starts.
-pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
+pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), CommandError> {
     if let Some(path) = &args.html {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
         opened.map_err(|error| {
-            Failure::usage(format!("--html {}: {error}", path.display()), "choose a file that can be written")
+            CommandError::usage(
+                format!("--html {}: {error}", path.display()),
+                "choose a file that can be written",
+            )
         })?;
     }
     if let Some(path) = &args.report {
         if let Some(file) = warden_diagnose::report::foreign_in(path, true) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!(
                     "--report {}: {} is there, and llama-warden did not write it",
                     path.display(),
@@ -31,7 +34,7 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         let tried = made.and_then(|()| tempfile::tempfile_in(path));
         tried.map_err(|error| {
-            Failure::usage(
+            CommandError::usage(
                 format!("--report {}: {error}", path.display()),
                 "choose a folder that can be written",
             )
@@ -40,16 +43,16 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(super) fn page(path: &Path, page: &str) -> Result<(), Failure> {
+pub(super) fn page(path: &Path, page: &str) -> Result<(), CommandError> {
     std::fs::write(path, page)
-        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))
+        .map_err(|error| CommandError::failed(format!("cannot write {}: {error}", path.display())))
 }
 
 /// Returns the first failure of all results. Reports each later one as a line through `tell`.
 pub(super) fn first_failure(
-    all: impl IntoIterator<Item = Result<(), Failure>>,
+    all: impl IntoIterator<Item = Result<(), CommandError>>,
     mut tell: impl FnMut(&str),
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let mut first = Ok(());
     for failure in all.into_iter().filter_map(Result::err) {
         if first.is_ok() {
@@ -107,7 +110,8 @@ mod tests {
     #[test]
     fn the_first_failure_is_the_result_and_the_others_are_told() {
         let mut told = Vec::new();
-        let all = [Ok(()), Err(Failure::usage("one", "x")), Ok(()), Err(Failure::hinted("two", "y"))];
+        let all =
+            [Ok(()), Err(CommandError::usage("one", "x")), Ok(()), Err(CommandError::hinted("two", "y"))];
         let failure = first_failure(all, |line| told.push(line.to_owned())).unwrap_err();
         assert_eq!((failure.to_string().as_str(), failure.code()), ("one", 2));
         assert_eq!(told, ["error: two", "hint: y"]);

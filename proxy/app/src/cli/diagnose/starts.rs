@@ -4,21 +4,22 @@
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::Lab;
 use warden_policies::start_search::{StartFinding, StartOutcome, StartSwitch};
-use warden_supervisor::{SoloSpec, StartHunt};
+use warden_supervisor::{SoloSpec, StartSearchRun};
 
-use super::target::Target;
-use crate::exit::Failure;
+use super::target::DiagnoseTarget;
+use crate::exit::CommandError;
 use crate::out;
 
 /// Searches for a switch with which the server starts.
 pub(super) async fn search(
-    target: &Target,
+    target: &DiagnoseTarget,
     spec: SoloSpec,
     lab: &Lab,
     stop: &CancellationToken,
 ) -> StartFinding {
     let model = &target.resolved.fleet.models[target.index];
-    let hunt = StartHunt { spec, switches: model.start_switches.clone(), deaths: 0, death: String::new() };
+    let hunt =
+        StartSearchRun { spec, switches: model.start_switches.clone(), deaths: 0, death: String::new() };
     let mut watch = |switch: Option<&StartSwitch>| match switch {
         Some(switch) => out::error_line(&format!("start: with `{}`", switch.words())),
         None => out::error_line("start: as configured"),
@@ -27,7 +28,7 @@ pub(super) async fn search(
 }
 
 /// Stores the finding for `serve`, which then does not search again.
-pub(super) fn remember(target: &Target, finding: &StartFinding) {
+pub(super) fn remember(target: &DiagnoseTarget, finding: &StartFinding) {
     if !finding.is_lasting() {
         return;
     }
@@ -40,7 +41,7 @@ pub(super) fn remember(target: &Target, finding: &StartFinding) {
 }
 
 /// Prints the finding, as text or as JSON.
-pub(super) fn show(target: &Target, finding: &StartFinding, json: bool) -> Result<(), Failure> {
+pub(super) fn show(target: &DiagnoseTarget, finding: &StartFinding, json: bool) -> Result<(), CommandError> {
     if json {
         return out::json(&serde_json::json!({ "model": target.name, "start": finding }));
     }
@@ -54,9 +55,11 @@ pub(super) fn cures(finding: &StartFinding) -> Vec<String> {
 }
 
 /// Maps the finding to the result of the command: a server that dies at each start counts as a crash.
-pub(super) fn end(finding: &StartFinding, failure: Failure) -> Failure {
+pub(super) fn end(finding: &StartFinding, failure: CommandError) -> CommandError {
     match finding.outcome {
-        StartOutcome::Found { .. } | StartOutcome::NoSwitch => Failure::Told { code: crate::exit::CRASHES },
+        StartOutcome::Found { .. } | StartOutcome::NoSwitch => {
+            CommandError::Told { code: crate::exit::CRASHES_CODE }
+        }
         StartOutcome::NotEveryTime | StartOutcome::Otherwise { .. } | StartOutcome::GivenUp => failure,
     }
 }

@@ -4,27 +4,27 @@
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{SwitchTrials, TrialProgress};
 use warden_diagnose::report::SurvivalReport;
-use warden_diagnose::{Experiment, Lab, Outcome, without_prompt_cache};
-use warden_experiment::Finding;
-use warden_experiment::bisect::Arm;
-use warden_experiment::crash::Crash;
+use warden_diagnose::{Experiment, ExperimentOutcome, Lab, without_prompt_cache};
+use warden_experiment::LegFinding;
+use warden_experiment::bisect::SwitchSet;
+use warden_experiment::crash::WorkloadCrash;
 
 use super::candidates::{SearchPurpose, SwitchCandidates};
-use super::target::Target;
+use super::target::DiagnoseTarget;
 use super::trials::{self, MitigationTrials};
-use crate::cli::progress::Lines;
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::cli::progress::ProgressLines;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 
 /// Searches for mitigations against each crash of the experiment, one crash after the other.
 pub(super) async fn run(
-    target: &Target,
-    machine: &Machine,
+    target: &DiagnoseTarget,
+    machine: &HostMachine,
     experiment: &Experiment,
-    outcome: &Outcome,
+    outcome: &ExperimentOutcome,
     lab: &Lab,
     stop: &CancellationToken,
-) -> Result<Vec<SurvivalReport>, Failure> {
+) -> Result<Vec<SurvivalReport>, CommandError> {
     let mut all = Vec::new();
     for finding in outcome.legs.iter().map(|leg| &leg.finding) {
         let Some(crash) = &finding.crash else { continue };
@@ -37,17 +37,17 @@ pub(super) async fn run(
 }
 
 async fn one(
-    target: &Target,
-    machine: &Machine,
+    target: &DiagnoseTarget,
+    machine: &HostMachine,
     experiment: &Experiment,
-    outcome: &Outcome,
-    (finding, crash): (&Finding, &Crash),
+    outcome: &ExperimentOutcome,
+    (finding, crash): (&LegFinding, &WorkloadCrash),
     lab: &Lab,
     stop: &CancellationToken,
-) -> Result<SurvivalReport, Failure> {
+) -> Result<SurvivalReport, CommandError> {
     let purpose = SearchPurpose::Crash { on_gpu: mentions_gpu(&crash.lines) };
     let trials = MitigationTrials::new(target, machine, outcome, purpose)?;
-    let with = |arm: &Arm| {
+    let with = |arm: &SwitchSet| {
         let mut spec = trials.with(arm)?;
         if finding.control {
             without_prompt_cache(&mut spec);
@@ -60,7 +60,7 @@ async fn one(
         clashes: trials.found.clashes.clone(),
         with: &with,
     };
-    let mut lines = Lines::new();
+    let mut lines = ProgressLines::new();
     let search = format!("crash under {}", finding.workload);
     let mut watch = |trying: TrialProgress<'_>| trials.show(&search, &trying, &mut lines);
     let conclusion = switches.stop_crash(lab, finding.workload, crash, &mut watch, stop).await;

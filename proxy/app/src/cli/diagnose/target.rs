@@ -3,22 +3,22 @@
 
 use std::path::{Path, PathBuf};
 
-use warden_diagnose::About;
+use warden_diagnose::ExperimentSetup;
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
-use warden_supervisor::{ModelSpec, SoloSpec, Watch};
+use warden_supervisor::{ModelSpec, SoloSpec, WatchConfig};
 
 use super::DiagnoseArgs;
 use crate::cli::{dropin, serve};
-use crate::config::machine::Machine;
-use crate::config::problem::Place;
+use crate::config::machine::HostMachine;
+use crate::config::problem::ConfigPlace;
 use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::binary::Choice;
-use crate::exit::Failure;
-use crate::serve::Plan;
+use crate::config::resolve::binary::BinaryChoice;
+use crate::exit::CommandError;
+use crate::serve::ConfigSource;
 
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct DiagnoseTarget {
     pub(crate) name: String,
     pub(crate) spec: SoloSpec,
     /// Build number and build id, if known.
@@ -28,7 +28,7 @@ pub(crate) struct Target {
     /// Deadlines for start and stop.
     pub(crate) lifecycle: LifecyclePolicy,
     /// Settings for the kept log lines and readings.
-    pub(crate) watch: Watch,
+    pub(crate) watch: WatchConfig,
     /// Detector settings.
     pub(crate) growth: GrowthPolicy,
     /// Parent directory of the server's socket.
@@ -40,29 +40,29 @@ pub(crate) struct Target {
     pub(crate) index: usize,
 }
 
-impl Target {
+impl DiagnoseTarget {
     /// Reads the configuration and runs the binary once to check it.
-    pub(crate) async fn find(args: &DiagnoseArgs, machine: &Machine) -> Result<Self, Failure> {
+    pub(crate) async fn find(args: &DiagnoseArgs, machine: &HostMachine) -> Result<Self, CommandError> {
         Self::with(args, machine, program(args, machine), None).await
     }
 
     /// Resolves the configuration of the model without running its program.
     pub(crate) fn configured(
         args: &DiagnoseArgs,
-        machine: &Machine,
-    ) -> Result<(ResolvedConfig, usize), Failure> {
+        machine: &HostMachine,
+    ) -> Result<(ResolvedConfig, usize), CommandError> {
         let resolved = plan(args, machine)?.as_configured(machine)?;
         let index = find_model(args.model.as_deref(), &resolved)?;
         Ok((resolved, index))
     }
 
-    /// Like [`Target::find`], with a program selected by a flag. Searches builds in `other_store`, too.
+    /// Like [`DiagnoseTarget::find`], with a program selected by a flag. Searches builds in `other_store`, too.
     pub(crate) async fn with(
         args: &DiagnoseArgs,
-        machine: &Machine,
-        chosen: Option<(&'static str, Choice)>,
+        machine: &HostMachine,
+        chosen: Option<(&'static str, BinaryChoice)>,
         other_store: Option<&Path>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandError> {
         let chosen_by = chosen.as_ref().map(|(flag, _)| *flag);
         let mut index = 0;
         let plan = plan(args, machine)?;
@@ -70,7 +70,7 @@ impl Target {
             index = find_model(args.model.as_deref(), resolved)?;
             resolved.other_store = other_store.map(Path::to_owned);
             if let Some((flag, choice)) = chosen {
-                resolved.choices[index] = (choice, Place::Flag(format!("flag {flag}")));
+                resolved.choices[index] = (choice, ConfigPlace::Flag(format!("flag {flag}")));
             }
             Ok(())
         });
@@ -108,54 +108,54 @@ impl Target {
         format!("{}: {}{known}{by}", self.name, self.spec.command.binary.display())
     }
 
-    pub(crate) fn about(&self, began: String, machine: &Machine) -> About {
-        let about = About {
+    pub(crate) fn about(&self, began: String, machine: &HostMachine) -> ExperimentSetup {
+        let about = ExperimentSetup {
             warden: env!("CARGO_PKG_VERSION").to_owned(),
             began,
             model: self.name.clone(),
             server: self.server.clone(),
-            ..About::default()
+            ..ExperimentSetup::default()
         };
         about.with_command(&self.spec.command).with_inherited(&machine.text_vars(), &self.spec.command)
     }
 }
 
 /// Chooses the sources of the configuration.
-fn plan(args: &DiagnoseArgs, machine: &Machine) -> Result<Plan, Failure> {
+fn plan(args: &DiagnoseArgs, machine: &HostMachine) -> Result<ConfigSource, CommandError> {
     let any_name = !args.flags.is_empty();
     if !any_name && args.config.config.is_none() && args.models_dir.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "nothing to diagnose: neither --config nor llama-server's flags are given",
             "use `llama-warden diagnose -- -m model.gguf`, `llama-warden diagnose --models-dir DIR --model NAME` or \
              `llama-warden diagnose --config warden.toml --model NAME`",
         ));
     }
     if args.write && args.config.config.is_none() {
-        return Err(Failure::usage("--write: there is no file to write to", "name it with `--config`"));
+        return Err(CommandError::usage("--write: there is no file to write to", "name it with `--config`"));
     }
     let mut flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
     flags.extend(serve::folders(&args.models_dir));
-    Ok(Plan { config: args.config.clone(), flags, any_name })
+    Ok(ConfigSource { config: args.config.clone(), flags, any_name })
 }
 
 /// The program that the command line selects, with the flag that selects it.
-fn program(args: &DiagnoseArgs, machine: &Machine) -> Option<(&'static str, Choice)> {
+fn program(args: &DiagnoseArgs, machine: &HostMachine) -> Option<(&'static str, BinaryChoice)> {
     let Some(binary) = &args.binary else {
-        return Some(("--build", Choice::Build(args.build.clone()?)));
+        return Some(("--build", BinaryChoice::Build(args.build.clone()?)));
     };
     Some(("--binary", file(binary, machine)))
 }
 
 /// Resolves a typed path relative to the working directory, not to the configuration. Searches PATH for a
 /// bare word that is no file, like a shell.
-pub(super) fn file(binary: &Path, machine: &Machine) -> Choice {
+pub(super) fn file(binary: &Path, machine: &HostMachine) -> BinaryChoice {
     let path = machine.cwd.join(binary);
     let bare = binary.components().count() == 1 && !path.is_file();
-    if bare { Choice::InPath(binary.to_owned()) } else { Choice::Path(path) }
+    if bare { BinaryChoice::InPath(binary.to_owned()) } else { BinaryChoice::Path(path) }
 }
 
 /// Finds the model by name or alias; without a name, the only one.
-fn find_model(name: Option<&str>, resolved: &ResolvedConfig) -> Result<usize, Failure> {
+fn find_model(name: Option<&str>, resolved: &ResolvedConfig) -> Result<usize, CommandError> {
     let models = &resolved.fleet.models;
     let all = || models.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
     let is = |spec: &ModelSpec, name: &str| {
@@ -163,10 +163,10 @@ fn find_model(name: Option<&str>, resolved: &ResolvedConfig) -> Result<usize, Fa
     };
     match name {
         Some(name) => models.iter().position(|spec| is(spec, name)).ok_or_else(|| {
-            Failure::usage(format!("there is no model `{name}`"), format!("the models are: {}", all()))
+            CommandError::usage(format!("there is no model `{name}`"), format!("the models are: {}", all()))
         }),
         None if models.len() == 1 => Ok(0),
-        None => Err(Failure::usage(
+        None => Err(CommandError::usage(
             "the configuration has several models",
             format!("choose one with `--model`: {}", all()),
         )),

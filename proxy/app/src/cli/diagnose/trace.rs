@@ -16,34 +16,36 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use tempfile::TempDir;
-use warden_diagnose::{Outcome, Progress};
-use warden_experiment::{Attribution, Finding, GrowthEnd, Trace, Workload};
+use warden_diagnose::{ExperimentOutcome, LegProgress};
+use warden_experiment::{GrowthAttribution, GrowthEnd, LegFinding, TracedMoment, Workload};
 use warden_policies::MemoryKind;
-use warden_policies::growth::Verdict;
-use warden_policies::sample::{HostMemory, Sample};
-use warden_supervisor::Command;
+use warden_policies::growth::GrowthVerdict;
+use warden_policies::sample::{BackendSample, HostMemory};
+use warden_supervisor::ServerCommand;
 use warden_tracer_reader::{
-    Kind, Losses, Memory, Modules, Obstacle, Place, Snapshot, Symbols, VARIABLE, obstacle, places,
-    write_library,
+    AllocationKind, AllocationPlace, PreloadObstacle, ProcessModules, SymbolTables, TRACE_VARIABLE,
+    TraceLosses, TraceSnapshot, TracedMemory, obstacle, places, write_library,
 };
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::{out, private_temp};
 
-/// Kinds of handles in a [`Trace`], with their names in the report.
-const HANDLE_KINDS: [(Kind, &str); 2] =
-    [(Kind::GraphExec, "live graph executables"), (Kind::Cublas, "cuBLAS handles")];
-const HOST_KINDS: [Kind; 3] = [Kind::Heap, Kind::Mapped, Kind::Pinned];
-const DEVICE_KINDS: [Kind; 3] = [Kind::Device, Kind::Pool, Kind::DeviceMapped];
+/// Kinds of handles in a [`TracedMoment`], with their names in the report.
+const HANDLE_KINDS: [(AllocationKind, &str); 2] =
+    [(AllocationKind::GraphExec, "live graph executables"), (AllocationKind::Cublas, "cuBLAS handles")];
+const HOST_KINDS: [AllocationKind; 3] =
+    [AllocationKind::Heap, AllocationKind::Mapped, AllocationKind::Pinned];
+const DEVICE_KINDS: [AllocationKind; 3] =
+    [AllocationKind::Device, AllocationKind::Pool, AllocationKind::DeviceMapped];
 
 /// Attribution of the growth of one memory in a leg.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Traced {
-    memory: Memory,
+pub(super) struct MemoryAttribution {
+    memory: TracedMemory,
     /// The detector says that this memory grows.
     grows: bool,
     #[serde(flatten)]
-    attribution: Attribution,
+    attribution: GrowthAttribution,
     /// Share of the growth that counted allocations explain, 0 to 1.
     explained: f64,
 }
@@ -58,8 +60,8 @@ pub(super) struct LegTrace {
     requests: u64,
     /// All requests of the leg.
     answered: u64,
-    memories: Vec<Traced>,
-    places: Vec<Place>,
+    memories: Vec<MemoryAttribution>,
+    places: Vec<AllocationPlace>,
     /// File name of the program, without its folder.
     program: String,
     /// Average bytes between samples of the heap.
@@ -77,7 +79,7 @@ pub(super) struct LegTrace {
 struct TraceMoment {
     at: usize,
     requests: u64,
-    snapshot: Snapshot,
+    snapshot: TraceSnapshot,
 }
 
 /// Traces the legs of an experiment.
@@ -85,16 +87,16 @@ struct TraceMoment {
 pub(super) struct TraceRecorder {
     folder: TempDir,
     library: PathBuf,
-    readings: [Vec<Trace>; 2],
+    readings: [Vec<TracedMoment>; 2],
     kept: Vec<TraceMoment>,
     every: usize,
     last: Option<TraceMoment>,
-    modules: Modules,
-    symbols: Symbols,
+    modules: ProcessModules,
+    symbols: SymbolTables,
     legs: Vec<LegTrace>,
     /// Started program, and the obstacle to tracing found in its file.
     server: PathBuf,
-    obstacle: Option<Obstacle>,
+    obstacle: Option<PreloadObstacle>,
     /// The current leg has readings but no trace. `untraced` lists the workloads of such legs.
     silent: bool,
     untraced: Vec<Workload>,
@@ -102,9 +104,9 @@ pub(super) struct TraceRecorder {
 
 impl TraceRecorder {
     /// Prepares the tracer library: the built-in one, or `other`.
-    pub(super) fn prepare(other: Option<&PathBuf>) -> Result<Self, Failure> {
+    pub(super) fn prepare(other: Option<&PathBuf>) -> Result<Self, CommandError> {
         let failed = |what: &str, error: &std::io::Error| {
-            Failure::hinted(format!("--trace: {what}: {error}"), "name a library with `--tracer PATH`")
+            CommandError::hinted(format!("--trace: {what}: {error}"), "name a library with `--tracer PATH`")
         };
         let folder = private_temp::folder("llama-warden-trace-");
         let folder = folder.map_err(|error| failed("cannot make a folder", &error))?;
@@ -115,7 +117,7 @@ impl TraceRecorder {
         let library = library.map_err(|error| failed("no library", &error))?;
         // The loader treats these characters as separators, and ignores a library that it cannot find.
         if library.to_string_lossy().contains([' ', ':', '\t', '\n']) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("--trace: the loader cannot be told the path {}", library.display()),
                 "use paths without blanks and colons: `--tracer PATH`, or TMPDIR for the library that is carried",
             ));
@@ -127,8 +129,8 @@ impl TraceRecorder {
             kept: Vec::new(),
             every: 1,
             last: None,
-            modules: Modules::default(),
-            symbols: Symbols::default(),
+            modules: ProcessModules::default(),
+            symbols: SymbolTables::default(),
             legs: Vec::new(),
             server: PathBuf::new(),
             obstacle: None,
@@ -139,16 +141,16 @@ impl TraceRecorder {
 
     /// Preloads the library into the server. Reports obstacles beforehand: a musl server would not even
     /// start.
-    pub(super) fn apply(&mut self, command: &mut Command) -> Result<(), Failure> {
+    pub(super) fn apply(&mut self, command: &mut ServerCommand) -> Result<(), CommandError> {
         const PRELOAD: &str = "LD_PRELOAD";
         self.server = std::fs::canonicalize(&command.binary).unwrap_or_else(|_| command.binary.clone());
         self.obstacle = obstacle(&self.server);
         let (server, glibc) = (self.server.display(), "take a build that is linked with glibc 2.34 or newer");
         match self.obstacle {
-            Some(why @ Obstacle::Musl) => {
-                return Err(Failure::hinted(format!("--trace: {server} {why}"), glibc));
+            Some(why @ PreloadObstacle::Musl) => {
+                return Err(CommandError::hinted(format!("--trace: {server} {why}"), glibc));
             }
-            Some(why @ Obstacle::Static) => {
+            Some(why @ PreloadObstacle::Static) => {
                 out::error_line(&format!("warning: --trace: {server} {why}; {glibc}, dynamically"));
             }
             None => {}
@@ -158,18 +160,21 @@ impl TraceRecorder {
             command.env.iter().rev().find(|(name, _)| name == PRELOAD).map(|(_, value)| value.clone());
         let others = known.or_else(|| std::env::var(PRELOAD).ok()).filter(|value| !value.is_empty());
         let all = others.map_or_else(|| ours.clone(), |others| format!("{ours}:{others}"));
-        command.env.retain(|(name, _)| name != PRELOAD && name != VARIABLE);
+        command.env.retain(|(name, _)| name != PRELOAD && name != TRACE_VARIABLE);
         command.env.push((PRELOAD.to_owned(), all));
-        command.env.push((VARIABLE.to_owned(), self.folder.path().to_string_lossy().into_owned()));
+        command.env.push((TRACE_VARIABLE.to_owned(), self.folder.path().to_string_lossy().into_owned()));
         Ok(())
     }
 
-    pub(super) fn see(&mut self, progress: &Progress<'_>) {
+    pub(super) fn see(&mut self, progress: &LegProgress<'_>) {
         match progress {
-            Progress::Starting(_) => self.begin(),
-            Progress::Step { now, .. } => self.read(now),
-            Progress::Ended(finding) => self.end(finding),
-            Progress::Ready(..) | Progress::Control(_) | Progress::Skipped(..) | Progress::Again(..) => {}
+            LegProgress::Starting(_) => self.begin(),
+            LegProgress::Step { now, .. } => self.read(now),
+            LegProgress::Ended(finding) => self.end(finding),
+            LegProgress::Ready(..)
+            | LegProgress::Control(_)
+            | LegProgress::Skipped(..)
+            | LegProgress::Again(..) => {}
         }
     }
 
@@ -187,12 +192,12 @@ impl TraceRecorder {
         }
     }
 
-    fn read(&mut self, now: &Sample) {
+    fn read(&mut self, now: &BackendSample) {
         let Some(snapshot) = self.snapshot() else {
             self.silent = true;
             return;
         };
-        self.modules = Modules::of(snapshot.pid);
+        self.modules = ProcessModules::of(snapshot.pid);
         let requests = now.work.requests;
         let handles = HANDLE_KINDS.map(|(kind, _)| snapshot.live_count(&[kind]));
         let vram = (!now.vram.is_empty()).then(|| now.vram.iter().map(|vram| vram.bytes).sum());
@@ -201,7 +206,7 @@ impl TraceRecorder {
             self.readings.iter_mut().zip(measured).zip([HOST_KINDS, DEVICE_KINDS])
         {
             let counted = snapshot.live_bytes(&kinds);
-            readings.extend(measured.map(|measured| Trace { requests, measured, counted, handles }));
+            readings.extend(measured.map(|measured| TracedMoment { requests, measured, counted, handles }));
         }
         let at = self.last.as_ref().map_or(0, |last| last.at + 1);
         if let Some(last) = self.last.replace(TraceMoment { at, requests, snapshot })
@@ -218,8 +223,8 @@ impl TraceRecorder {
 
     /// Finds the snapshot of the server among those of a shell or tool around it. A script may start it
     /// under another name.
-    fn snapshot(&self) -> Option<Snapshot> {
-        let mut all = Snapshot::all_in(self.folder.path()).ok()?;
+    fn snapshot(&self) -> Option<TraceSnapshot> {
+        let mut all = TraceSnapshot::all_in(self.folder.path()).ok()?;
         let server = all.iter().position(|snapshot| snapshot.exe == self.server);
         match (server, self.obstacle) {
             (Some(place), _) => Some(all.swap_remove(place)),
@@ -228,7 +233,7 @@ impl TraceRecorder {
         }
     }
 
-    fn end(&mut self, finding: &Finding) {
+    fn end(&mut self, finding: &LegFinding) {
         let Some(last) = self.last.take() else {
             if self.silent && !self.untraced.contains(&finding.workload) {
                 self.untraced.push(finding.workload);
@@ -243,16 +248,21 @@ impl TraceRecorder {
         // Applies also to a leg that was too short for a verdict.
         let grows = |host: bool| {
             finding.series.iter().any(|found| {
-                let judged = !matches!(found.verdict, Verdict::Steady | Verdict::Warming);
+                let judged = !matches!(found.verdict, GrowthVerdict::Steady | GrowthVerdict::Warming);
                 (found.series == MemoryKind::Host) == host && (judged || found.settles == GrowthEnd::No)
             })
         };
-        let memories = [(Memory::Host, true), (Memory::Device, false)];
+        let memories = [(TracedMemory::Host, true), (TracedMemory::Device, false)];
         let memories = memories.into_iter().zip(&self.readings).filter_map(|((memory, host), readings)| {
-            let attribution = Attribution::of(readings)?;
-            Some(Traced { memory, grows: grows(host), attribution, explained: attribution.explained() })
+            let attribution = GrowthAttribution::of(readings)?;
+            Some(MemoryAttribution {
+                memory,
+                grows: grows(host),
+                attribution,
+                explained: attribution.explained(),
+            })
         });
-        let Losses { unfollowed, siteless, .. } = last.snapshot.losses;
+        let TraceLosses { unfollowed, siteless, .. } = last.snapshot.losses;
         self.legs.push(LegTrace {
             workload: finding.workload,
             control: finding.control,
@@ -269,7 +279,7 @@ impl TraceRecorder {
     }
 
     /// Adds the attributions to the verdicts of the legs. Leaves untraced legs unchanged.
-    pub(super) fn apply_to_verdicts(&self, outcome: &mut Outcome) {
+    pub(super) fn apply_to_verdicts(&self, outcome: &mut ExperimentOutcome) {
         let mut traced: Vec<&LegTrace> = self.legs.iter().collect();
         for leg in &mut outcome.legs {
             let (workload, answered) = (leg.finding.workload, leg.finding.requests);
@@ -277,7 +287,8 @@ impl TraceRecorder {
             let Some(place) = traced.iter().position(own) else { continue };
             let trace = traced.remove(place);
             for found in &mut leg.finding.series {
-                let memory = if found.series == MemoryKind::Host { Memory::Host } else { Memory::Device };
+                let memory =
+                    if found.series == MemoryKind::Host { TracedMemory::Host } else { TracedMemory::Device };
                 let own = trace.memories.iter().find(|own| own.memory == memory);
                 found.verdict =
                     own.map_or(found.verdict, |own| own.attribution.confirm_verdict(found.verdict));
@@ -296,7 +307,7 @@ impl TraceRecorder {
         }
         let legs: Vec<String> = self.untraced.iter().map(ToString::to_string).collect();
         let why = self.obstacle.map_or_else(
-            || UNKNOWN.to_owned(),
+            || UNTRACED_CAUSES.to_owned(),
             |why| {
                 format!(
                     "{} {why}: take a build that is linked with glibc 2.34 or newer, dynamically",
@@ -321,5 +332,5 @@ impl TraceRecorder {
     }
 }
 
-const UNKNOWN: &str = "it may start another program that is linked statically, with another C library than glibc 2.34 or newer, or \
+const UNTRACED_CAUSES: &str = "it may start another program that is linked statically, with another C library than glibc 2.34 or newer, or \
 as another user; or the folder for temporary files may not hold programs (set TMPDIR to one that may)";

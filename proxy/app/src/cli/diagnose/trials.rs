@@ -3,48 +3,49 @@
 
 use std::sync::{Arc, Mutex};
 
-use warden_diagnose::Outcome;
+use warden_diagnose::ExperimentOutcome;
 use warden_diagnose::cure::TrialProgress;
 use warden_diagnose::report::{CommandChanges, UntriedSwitch};
-use warden_experiment::Finding;
-use warden_experiment::bisect::Arm;
+use warden_experiment::LegFinding;
+use warden_experiment::bisect::SwitchSet;
 use warden_supervisor::SoloSpec;
 
 use super::candidates::{self, SearchPurpose, SwitchCandidates};
-use super::target::Target;
-use crate::advice::Server;
-use crate::cli::progress::Lines;
-use crate::config::machine::Machine;
-use crate::config::resolve::mitigations::Judge;
-use crate::exit::Failure;
+use super::target::DiagnoseTarget;
+use crate::advice::AdvisedServer;
+use crate::cli::progress::ProgressLines;
+use crate::config::machine::HostMachine;
+use crate::config::resolve::mitigations::MitigationChecker;
+use crate::exit::CommandError;
 use crate::out;
 use crate::sync::lock;
 
 pub(super) struct MitigationTrials<'a> {
-    target: &'a Target,
+    target: &'a DiagnoseTarget,
     pub(super) found: SwitchCandidates,
     /// Mitigations that the model already has.
     configured: Vec<String>,
-    judge: Mutex<Judge>,
+    judge: Mutex<MitigationChecker>,
 }
 
 impl<'a> MitigationTrials<'a> {
     /// Creates the trials that the outcome of an experiment suggests.
     pub(super) fn new(
-        target: &'a Target,
-        machine: &Machine,
-        outcome: &Outcome,
+        target: &'a DiagnoseTarget,
+        machine: &HostMachine,
+        outcome: &ExperimentOutcome,
         purpose: SearchPurpose,
-    ) -> Result<Self, Failure> {
-        let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+    ) -> Result<Self, CommandError> {
+        let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let (resolved, index) = (&target.resolved, target.index);
         let build = resolved.builds[index].as_ref();
         let server =
-            Server::of(&resolved.fleet.models[index], build, &resolved.mitigations[index], &inherited);
-        let mut judge = Judge::default();
+            AdvisedServer::of(&resolved.fleet.models[index], build, &resolved.mitigations[index], &inherited);
+        let mut judge = MitigationChecker::default();
         let seen = candidates::seen(&findings, &server);
-        let found = candidates::find(resolved, index, &seen, purpose, &mut judge).map_err(Failure::failed)?;
+        let found =
+            candidates::find(resolved, index, &seen, purpose, &mut judge).map_err(CommandError::failed)?;
         let configured = resolved.mitigations[index].list().to_vec();
         Ok(Self { target, found, configured, judge: Mutex::new(judge) })
     }
@@ -58,7 +59,7 @@ impl<'a> MitigationTrials<'a> {
     ///
     /// # Errors
     /// The reason why they cannot be applied.
-    pub(super) fn with(&self, arm: &Arm) -> Result<SoloSpec, String> {
+    pub(super) fn with(&self, arm: &SwitchSet) -> Result<SoloSpec, String> {
         let mut judge = lock(&self.judge);
         let items = self.items(&arm.switches);
         let (resolved, index) = (&self.target.resolved, self.target.index);
@@ -67,7 +68,7 @@ impl<'a> MitigationTrials<'a> {
     }
 
     /// Shows the current trial; `search` names its purpose.
-    pub(super) fn show(&self, search: &str, trying: &TrialProgress<'_>, lines: &mut Lines) {
+    pub(super) fn show(&self, search: &str, trying: &TrialProgress<'_>, lines: &mut ProgressLines) {
         match trying {
             TrialProgress::Next { arm, done, of } => {
                 let name = if arm.is_baseline() {
@@ -77,7 +78,7 @@ impl<'a> MitigationTrials<'a> {
                 };
                 lines.line(&format!("{search}, {done} of at most {of} tried: {name}"));
             }
-            TrialProgress::Leg(warden_diagnose::Progress::Step { workload, done, of, .. }) => {
+            TrialProgress::Leg(warden_diagnose::LegProgress::Step { workload, done, of, .. }) => {
                 lines.change(&format!("{workload} {done}/{of}"), false);
             }
             TrialProgress::Leg(_) => {}
@@ -85,13 +86,13 @@ impl<'a> MitigationTrials<'a> {
     }
 
     /// `mitigations` of the model with the cure, and the additions to its command. Empty without a cure.
-    pub(super) fn cured(&self, cure: &[usize]) -> Result<(Vec<String>, CommandChanges), Failure> {
+    pub(super) fn cured(&self, cure: &[usize]) -> Result<(Vec<String>, CommandChanges), CommandError> {
         if cure.is_empty() {
             return Ok((Vec::new(), CommandChanges::default()));
         }
         let mut mitigations = self.configured.clone();
         mitigations.extend(self.items(cure).into_iter().map(str::to_owned));
-        let cured = self.with(&Arm { switches: cure.to_vec() }).map_err(Failure::failed)?;
+        let cured = self.with(&SwitchSet { switches: cure.to_vec() }).map_err(CommandError::failed)?;
         let before = &self.target.resolved.fleet.models[self.target.index].command;
         Ok((mitigations, CommandChanges::between(before, &cured.command)))
     }

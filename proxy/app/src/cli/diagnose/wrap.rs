@@ -12,29 +12,29 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use warden_diagnose::Outcome;
+use warden_diagnose::ExperimentOutcome;
 use warden_diagnose::shell::{quoted, words};
 use warden_policies::defaults;
 use warden_policies::defaults::Diagnose;
 use warden_policies::lifecycle::LifecyclePolicy;
-use warden_supervisor::Command;
+use warden_supervisor::ServerCommand;
 
 use super::keeper;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::private_temp;
 
 /// A tool in front of a server.
 #[derive(Debug)]
-pub(super) struct Wrap {
+pub(super) struct ToolWrapper {
     folder: TempDir,
     words: Vec<String>,
 }
 
-impl Wrap {
+impl ToolWrapper {
     /// Splits the tool's command line and checks that the tool is installed.
-    pub(super) fn prepare(line: &str) -> Result<Self, Failure> {
+    pub(super) fn prepare(line: &str) -> Result<Self, CommandError> {
         let usage = |why: &str| {
-            Failure::usage(
+            CommandError::usage(
                 format!("--wrap {line}: {why}"),
                 "write it as in a shell: --wrap 'valgrind --leak-check=full'",
             )
@@ -44,21 +44,24 @@ impl Wrap {
             return Err(usage("it names no program"));
         }
         let program = installed(&words[0]).ok_or_else(|| {
-            Failure::hinted(format!("--wrap: {} is not installed here", words[0]), install_hint(&words[0]))
+            CommandError::hinted(
+                format!("--wrap: {} is not installed here", words[0]),
+                install_hint(&words[0]),
+            )
         })?;
         words[0] = program.to_string_lossy().into_owned();
         let folder = private_temp::folder("llama-warden-wrap-");
         let folder =
-            folder.map_err(|error| Failure::failed(format!("--wrap: cannot make a folder: {error}")))?;
+            folder.map_err(|error| CommandError::failed(format!("--wrap: cannot make a folder: {error}")))?;
         Ok(Self { folder, words })
     }
 
     /// Replaces the binary of `command` by a script that runs it under the tool.
-    pub(super) fn apply(&self, command: &mut Command) -> Result<(), Failure> {
-        let fail = |what: String| Failure::failed(format!("--wrap: {what}"));
+    pub(super) fn apply(&self, command: &mut ServerCommand) -> Result<(), CommandError> {
+        let fail = |what: String| CommandError::failed(format!("--wrap: {what}"));
         let own = std::env::current_exe().map_err(|error| fail(format!("where are we? {error}")))?;
         let mut script = String::from("#!/bin/sh\n# Made by `llama-warden diagnose --wrap`.\ntrap '' TERM\n");
-        let (mark, folder) = (keeper::MARK, quoted(&self.folder.path().to_string_lossy()));
+        let (mark, folder) = (keeper::WRAP_MARK_VARIABLE, quoted(&self.folder.path().to_string_lossy()));
         let _ = writeln!(script, "{mark}={folder}:$$; export {mark}");
         let (own, owner) = (quoted(&own.to_string_lossy()), std::process::id());
         let _ = write!(script, "{own} keep-wrapped $$ {owner} || exit 1\nexec");
@@ -80,14 +83,14 @@ impl Wrap {
     }
 
     /// Says in which directory the tool runs, so that its output files are found.
-    pub(super) fn place(&self, command: &Command) -> String {
+    pub(super) fn place(&self, command: &ServerCommand) -> String {
         let here = || std::env::current_dir().unwrap_or_default();
         let folder = command.directory.clone().unwrap_or_else(here);
         format!("{} runs in {}: relative paths in its options lead there", self.words[0], folder.display())
     }
 
     /// The tool's last lines of each leg: usually its findings, or the path of its report.
-    pub(super) fn told(&self, outcome: &Outcome) -> Vec<String> {
+    pub(super) fn told(&self, outcome: &ExperimentOutcome) -> Vec<String> {
         let shown = defaults().child.failure_lines;
         let mut told = Vec::new();
         for leg in outcome.legs.iter().filter(|leg| !leg.last_words.is_empty()) {
@@ -140,16 +143,16 @@ mod tests {
 
     #[test]
     fn nobody_else_can_look_into_the_folder_of_a_tool() {
-        let wrap = Wrap::prepare("true").unwrap();
+        let wrap = ToolWrapper::prepare("true").unwrap();
         assert_eq!(wrap.folder.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
     }
 
     #[test]
     fn a_tool_that_is_not_there_is_named_with_where_it_comes_from() {
-        let missing = Wrap::prepare("no-such-tool --x").unwrap_err();
+        let missing = ToolWrapper::prepare("no-such-tool --x").unwrap_err();
         assert!(missing.lines()[0].contains("no-such-tool is not installed"), "{:?}", missing.lines());
         for wrong in ["'open", "  "] {
-            assert_eq!(Wrap::prepare(wrong).unwrap_err().code(), 2, "{wrong}");
+            assert_eq!(ToolWrapper::prepare(wrong).unwrap_err().code(), 2, "{wrong}");
         }
         assert_eq!(installed("/no/such"), None);
         assert!(installed("sh").is_some());
@@ -157,9 +160,11 @@ mod tests {
 
     #[test]
     fn the_servers_arguments_stay_and_only_its_binary_becomes_a_script() {
-        let wrap = Wrap::prepare("sh -c 'echo it''s'").unwrap();
-        let mut command =
-            Command { args: vec!["-m".into(), "a b".into()], ..Command::bare("/opt/llama server".into()) };
+        let wrap = ToolWrapper::prepare("sh -c 'echo it''s'").unwrap();
+        let mut command = ServerCommand {
+            args: vec!["-m".into(), "a b".into()],
+            ..ServerCommand::bare("/opt/llama server".into())
+        };
         wrap.apply(&mut command).unwrap();
         let script = std::fs::read_to_string(&command.binary).unwrap();
         assert!(script.ends_with(" -c 'echo its' '/opt/llama server' \"$@\"\n"), "{script}");

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use toml_edit::{Array, DocumentMut, Item, RawString, TableLike, Value, value};
 
 use crate::access_list::{self, access_list};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Returns the text of a configuration with `list` added to the mitigations of `model`.
 ///
@@ -76,10 +76,10 @@ pub(super) fn write(
     path: &Path,
     model: &str,
     list: &[String],
-    validate: impl FnOnce(&Path) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    validate: impl FnOnce(&Path) -> Result<(), CommandError>,
+) -> Result<(), CommandError> {
     let fail = |what: &str, why: &dyn std::fmt::Display| {
-        Failure::failed(format!("--write: {what} {}: {why}", path.display()))
+        CommandError::failed(format!("--write: {what} {}: {why}", path.display()))
     };
     let text = std::fs::read_to_string(path).map_err(|error| fail("cannot read", &error))?;
     let new = edited(&text, model, list).map_err(|error| fail("cannot change", &error))?;
@@ -94,14 +94,14 @@ pub(super) fn write(
     let written = file.write_all(new.as_bytes()).and_then(|()| file.as_file().sync_all());
     written.map_err(|error| fail("cannot write beside", &error))?;
     validate(file.path()).map_err(|error| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("--write: {} would not be valid with these mitigations: {error}", path.display()),
             "nothing was written; add the lines by hand",
         )
     })?;
     let kept = std::fs::metadata(&real).and_then(|old| keep(file.as_file(), &real, &old));
     kept.map_err(|error| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("--write: cannot keep owner, mode and access list of {}: {error}", path.display()),
             "nothing was written; run it as the owner of the file, or add the lines by hand",
         )
@@ -253,7 +253,7 @@ mod tests {
         std::fs::write(&path, FILE).unwrap();
         let refused = write(&path, "c", &list(&["a"]), |new| {
             assert!(std::fs::read_to_string(new).unwrap().contains("\"a\""));
-            Err(Failure::failed("there is no mitigation `a`"))
+            Err(CommandError::failed("there is no mitigation `a`"))
         });
         assert!(refused.unwrap_err().to_string().contains("there is no mitigation `a`"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), FILE);

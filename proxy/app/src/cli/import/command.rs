@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use crate::config::arguments::{self, ListeningFlag};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
-use super::{ImportedConfig, Model, container, shell};
+use super::{ImportedConfig, ImportedModel, container, shell};
 
 /// A parsed command.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
-    pub(super) model: Model,
+pub(super) struct ParsedCommand {
+    pub(super) model: ImportedModel,
     /// Listening flags, with their values.
     pub(super) listening: Vec<(&'static str, String, ListeningFlag)>,
     /// Published address of a container: the host address, if given, and the port.
@@ -53,7 +53,7 @@ const OTHER_USER: &str = "runs it as another user, who cannot use the socket tha
 const OTHER_MACHINE: &str =
     "runs it on another machine: run llama-warden there, and name it here in `[remotes]`";
 /// Programs before a server that cannot be kept, and the reason.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED_WRAPPERS: [(&str, &str); 9] = [
     ("sudo", OTHER_USER),
     ("doas", OTHER_USER),
     ("su", OTHER_USER),
@@ -66,9 +66,9 @@ const REFUSED: [(&str, &str); 9] = [
 ];
 
 /// Imports one command as a whole configuration.
-pub(super) fn import(words: &[String], from: &str) -> Result<ImportedConfig, Failure> {
+pub(super) fn import(words: &[String], from: &str) -> Result<ImportedConfig, CommandError> {
     let taken = take(words).map_err(|why| {
-        Failure::usage(
+        CommandError::usage(
             format!("{from}: {why}"),
             "give a command that starts llama-server: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`",
         )
@@ -94,10 +94,17 @@ pub(super) fn import(words: &[String], from: &str) -> Result<ImportedConfig, Fai
 }
 
 /// Converts the listening flags of the command to settings of llama-warden.
-pub(super) fn listening(taken: &Taken, imported: &mut ImportedConfig, from: &str) -> Result<(), Failure> {
+pub(super) fn listening(
+    taken: &ParsedCommand,
+    imported: &mut ImportedConfig,
+    from: &str,
+) -> Result<(), CommandError> {
     let number = |flag: &str, text: &str| {
         text.parse::<u16>().map_err(|_| {
-            Failure::usage(format!("{from}: {flag} {text}: this is no port"), "give a number from 0 to 65535")
+            CommandError::usage(
+                format!("{from}: {flag} {text}: this is no port"),
+                "give a number from 0 to 65535",
+            )
         })
     };
     for (flag, value, what) in &taken.listening {
@@ -121,7 +128,7 @@ pub(super) fn listening(taken: &Taken, imported: &mut ImportedConfig, from: &str
 }
 
 /// Names a model by its file without folder and extension, or by its repository.
-fn name_of(model: &Model) -> String {
+fn name_of(model: &ImportedModel) -> String {
     let file = model.model.as_deref().or_else(|| arguments::model(&model.args));
     let stem = file.and_then(|file| Path::new(file).file_stem()).and_then(|stem| stem.to_str());
     stem.or_else(|| arguments::remote_model(&model.args)).unwrap_or("default").to_owned()
@@ -131,8 +138,8 @@ fn name_of(model: &Model) -> String {
 ///
 /// # Errors
 /// The reason why it starts no llama-server.
-pub(super) fn take(words: &[String]) -> Result<Taken, String> {
-    let mut taken = Taken::default();
+pub(super) fn take(words: &[String]) -> Result<ParsedCommand, String> {
+    let mut taken = ParsedCommand::default();
     let mut rest = words;
     // Consume leading variables, shells and `exec`-like programs, and wrappers.
     loop {
@@ -202,7 +209,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
 }
 
 /// Keeps options of `env` as a wrapper. The calling loop reads the variables.
-fn env<'a>(program: &str, mut rest: &'a [String], taken: &mut Taken) -> Result<&'a [String], String> {
+fn env<'a>(program: &str, mut rest: &'a [String], taken: &mut ParsedCommand) -> Result<&'a [String], String> {
     let mut kept = Vec::new();
     let mut clears = false;
     while let [word, more @ ..] = rest {
@@ -290,7 +297,7 @@ fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
     let inner = (1..found.unwrap_or(words.len())).find(begins);
     let Some(end) = inner.or(found) else { return Ok(None) };
     for word in &words[..end] {
-        if let Some((name, why)) = REFUSED.iter().find(|(name, _)| is_program(word, &[name])) {
+        if let Some((name, why)) = REFUSED_WRAPPERS.iter().find(|(name, _)| is_program(word, &[name])) {
             return Err(format!("`{name}` {why}"));
         }
     }
@@ -337,8 +344,8 @@ fn serves(program: &str, args: &[String]) -> bool {
         "ds4-server",
     ];
     let name = file_name(program);
-    let other =
-        OTHERS.iter().any(|other| name.starts_with(other)) || REFUSED.iter().any(|(known, _)| *known == name);
+    let other = OTHERS.iter().any(|other| name.starts_with(other))
+        || REFUSED_WRAPPERS.iter().any(|(known, _)| *known == name);
     let model = arguments::model(args).or_else(|| arguments::remote_model(args)).is_some();
     name.contains("llama-server") || (!other && model)
 }
@@ -356,7 +363,7 @@ pub(super) fn apart(args: &[String]) -> Vec<String> {
 }
 
 /// Parses llama-server's flags: separates the listening flags and the model's file.
-fn flags(args: &[String], taken: &mut Taken) {
+fn flags(args: &[String], taken: &mut ParsedCommand) {
     let split = arguments::split_listening(&apart(args));
     taken.listening = split.taken;
     let mut args = split.args;

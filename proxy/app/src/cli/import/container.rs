@@ -1,6 +1,6 @@
 //! Imports `docker run` and `podman run`: converts container options to settings of a plain process.
 
-use super::command::{Taken, apart, is_program};
+use super::command::{ParsedCommand, apart, is_program};
 use super::macros::{inherited, is_inherited};
 use crate::config::arguments;
 
@@ -11,10 +11,14 @@ const IGNORED_SWITCHES: [&str; 9] =
 const IGNORED_OPTIONS: [&str; 8] =
     ["--name", "--ipc", "--shm-size", "--pull", "--platform", "--hostname", "-h", "--restart"];
 /// Other options without a value.
-const ALONE: [&str; 5] = ["--privileged", "--read-only", "-P", "--publish-all", "--no-healthcheck"];
+const OTHER_SWITCHES: [&str; 5] = ["--privileged", "--read-only", "-P", "--publish-all", "--no-healthcheck"];
 
 /// Returns the flags for llama-server, with container paths replaced by paths of the host.
-pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result<Vec<String>, String> {
+pub(super) fn take(
+    program: &str,
+    words: &[String],
+    taken: &mut ParsedCommand,
+) -> Result<Vec<String>, String> {
     let Some(run) = words.iter().position(|word| word == "run") else {
         return Err(format!("`{program}` is not told to `run` anything"));
     };
@@ -33,7 +37,7 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
         }
         let (option, value) = match word.split_once('=') {
             Some((option, value)) if word.starts_with("--") => (option, value.to_owned()),
-            _ if IGNORED_SWITCHES.contains(&word.as_str()) || ALONE.contains(&word.as_str()) => {
+            _ if IGNORED_SWITCHES.contains(&word.as_str()) || OTHER_SWITCHES.contains(&word.as_str()) => {
                 (word.as_str(), String::new())
             }
             _ => {
@@ -104,7 +108,7 @@ fn outside(word: &str, mounts: &[(String, String)]) -> String {
     found.unwrap_or_else(|| word.to_owned())
 }
 
-fn add_mount(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+fn add_mount(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken: &mut ParsedCommand) {
     if host.starts_with(['/', '.', '~', '$']) {
         mounts.push((inside.trim_end_matches('/').to_owned(), host.trim_end_matches('/').to_owned()));
     } else {
@@ -116,14 +120,14 @@ fn add_mount(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken
     }
 }
 
-fn parse_volume(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+fn parse_volume(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut ParsedCommand) {
     let mut parts = value.split(':');
     if let (Some(host), Some(inside)) = (parts.next(), parts.next()) {
         add_mount(host, inside, mounts, taken);
     }
 }
 
-fn parse_mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Taken) {
+fn parse_mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut ParsedCommand) {
     let part = |names: &[&str]| {
         value
             .split(',')
@@ -145,7 +149,7 @@ fn published(value: &str) -> Option<(Option<String>, u16)> {
 }
 
 /// Imports `--gpus`: a process sees `all` anyway; `device=0,1` becomes a variable of the driver.
-fn import_gpus(value: &str, taken: &mut Taken) {
+fn import_gpus(value: &str, taken: &mut ParsedCommand) {
     let value = value.trim_matches('"');
     if let Some(devices) = value.strip_prefix("device=") {
         taken.model.env.push(("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned()));

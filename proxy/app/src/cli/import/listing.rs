@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ImportedConfig, Model};
+use super::{ImportedConfig, ImportedModel};
 
 /// Known kinds of content.
 const MODALITIES: [&str; 3] = ["text", "image", "audio"];
@@ -11,7 +11,7 @@ const MODALITIES: [&str; 3] = ["text", "image", "audio"];
 const MAX_METADATA_BYTES: usize = 12 << 10;
 
 /// Imports the listing keys of a model.
-pub(super) fn import(table: &Map<String, Value>, model: &mut Model, imported: &mut ImportedConfig) {
+pub(super) fn import(table: &Map<String, Value>, model: &mut ImportedModel, imported: &mut ImportedConfig) {
     for key in ["name", "description"] {
         let text = table.get(key).and_then(Value::as_str).map(str::trim).filter(|text| !text.is_empty());
         model.listing.extend(text.map(|text| (key, Value::from(text))));

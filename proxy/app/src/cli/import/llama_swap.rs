@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::macros::{MacroScope, Wrong, inherited, is_inherited, unset};
+use super::macros::{MacroError, MacroScope, inherited, is_inherited, unset};
 use super::yaml::{line_of, plain};
 use super::{
-    Env, ImportedConfig, Model, Remote, Variant, command, listing, peers, routing, split, write, yaml,
+    EnvLookup, ImportedConfig, ImportedModel, ImportedRemote, NameVariant, command, listing, peers, routing,
+    split, write, yaml,
 };
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// llama-swap's first port for `${PORT}`. A model of llama-warden gets a socket instead.
 const FIRST_PORT: u64 = 5800;
@@ -59,7 +60,7 @@ const UNSUPPORTED_ENDPOINT_KEYS: [(&str, &str); 9] = [
 ];
 
 /// Global keys that are imported elsewhere, or are irrelevant here, such as ports.
-const READ: [&str; 14] = [
+const GLOBAL_KEYS: [&str; 14] = [
     "peers",
     "selectors",
     "sendLoadingState",
@@ -95,15 +96,15 @@ const MODEL_KEYS: [&str; 16] = [
 ];
 
 /// Note on a key that llama-swap ignores, too, or that is newer than this program.
-pub(super) const UNKNOWN: &str = "no key of llama-swap that is known here";
+pub(super) const UNKNOWN_KEY_NOTE: &str = "no key of llama-swap that is known here";
 /// Note on a model that is not imported.
 const OMITTED_MODEL_NOTE: &str = "left out";
 
-pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<ImportedConfig, Failure> {
+pub(super) fn import(text: &str, from: &str, env: EnvLookup<'_>) -> Result<ImportedConfig, CommandError> {
     let raw = yaml::read(text, from)?;
     let macros = MacroScope::new(env).with(raw.get("macros"));
-    let wrong = |wrong: Wrong| {
-        Failure::usage(
+    let wrong = |wrong: MacroError| {
+        CommandError::usage(
             format!("{from}{}: {}: {}", line_of(text, &wrong.written), wrong.written, wrong.why),
             wrong.hint,
         )
@@ -118,7 +119,7 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<ImportedCon
         // A file with peers alone is a valid configuration, too.
         None | Some(Value::Null) if raw.keys().any(|key| is_known(key)) => &none,
         _ => {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("{from}: there is no table `models`"),
                 "give a configuration of llama-swap, or say what it is with `--from`",
             ));
@@ -130,8 +131,8 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<ImportedCon
         log_level: top.get("logLevel").map(plain),
         ..ImportedConfig::default()
     };
-    others(&top, &READ, &UNSUPPORTED_KEYS, None, &mut imported);
-    for (key, value) in top.iter().filter(|(key, _)| READ.contains(&key.as_str()) && *key != "peers") {
+    others(&top, &GLOBAL_KEYS, &UNSUPPORTED_KEYS, None, &mut imported);
+    for (key, value) in top.iter().filter(|(key, _)| GLOBAL_KEYS.contains(&key.as_str()) && *key != "peers") {
         if let Some(variable) = unset(&value.to_string()) {
             let why = format!("the variable {variable} is not set here: set it for the import");
             imported.left(format!("`{key}`, as far as it is `${{env.{variable}}}`"), why);
@@ -175,18 +176,18 @@ impl LlamaSwapFile<'_> {
         value: &Value,
         port: u64,
         imported: &mut ImportedConfig,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandError> {
         let (text, from) = (self.text, self.from);
         let at = line_of(text, name);
         let Some(table) = value.as_object() else {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("{from}{at}: the model `{name}` is no table"),
                 "give it at least a `cmd`",
             ));
         };
         let place = |written: &str| yaml::line_after(text, name, written);
-        let wrong = |wrong: Wrong| {
-            Failure::usage(
+        let wrong = |wrong: MacroError| {
+            CommandError::usage(
                 format!("{from}{}: {}: {}", place(&wrong.written), wrong.written, wrong.why),
                 wrong.hint,
             )
@@ -227,7 +228,7 @@ impl LlamaSwapFile<'_> {
         };
         if let Some(variable) = unset(&write::model_text(&model)) {
             let written = format!("${{env.{variable}}}");
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("{from}{}: {written}: the variable {variable} is not set here", place(&written)),
                 "set it for the import",
             ));
@@ -253,17 +254,26 @@ fn is_local(proxy: &str) -> bool {
     ["://localhost", "://127.0.0.1", "://[::1]"].iter().any(|host| proxy.contains(host))
 }
 
-fn remote(name: &str, url: String, table: &Map<String, Value>, imported: &mut ImportedConfig) -> Remote {
-    let mut model = Model { name: name.to_owned(), aliases: texts(table.get("aliases")), ..Model::default() };
+fn remote(
+    name: &str,
+    url: String,
+    table: &Map<String, Value>,
+    imported: &mut ImportedConfig,
+) -> ImportedRemote {
+    let mut model = ImportedModel {
+        name: name.to_owned(),
+        aliases: texts(table.get("aliases")),
+        ..ImportedModel::default()
+    };
     filters(table.get("filters"), &mut model, imported);
     others(table, &ENDPOINT_KEYS, &UNSUPPORTED_ENDPOINT_KEYS, Some(name), imported);
-    let Model { strip, set, names, aliases, .. } = model;
+    let ImportedModel { strip, set, names, aliases, .. } = model;
     let called = table.get("useModelName").map(plain).filter(|name| !name.is_empty());
-    Remote { name: name.to_owned(), url, model: called, aliases, key_file: None, strip, set, names }
+    ImportedRemote { name: name.to_owned(), url, model: called, aliases, key_file: None, strip, set, names }
 }
 
 fn is_known(key: &str) -> bool {
-    READ.contains(&key) || UNSUPPORTED_KEYS.iter().any(|(known, _)| *known == key)
+    GLOBAL_KEYS.contains(&key) || UNSUPPORTED_KEYS.iter().any(|(known, _)| *known == key)
 }
 
 fn without_comments(text: &str) -> String {
@@ -305,7 +315,7 @@ pub(super) fn others(
             continue;
         }
         // Report only the name of a key, because its value may be secret.
-        let nearest = known.iter().find(|(name, _)| name == key).map_or(UNKNOWN, |(_, to)| to);
+        let nearest = known.iter().find(|(name, _)| name == key).map_or(UNKNOWN_KEY_NOTE, |(_, to)| to);
         match model {
             Some(model) => imported.add_unsupported_of(model, format!("`{key}`"), nearest),
             None => imported.left(format!("`{key}`"), nearest),
@@ -320,11 +330,11 @@ fn model(
     at: &str,
     port: u64,
     imported: &mut ImportedConfig,
-) -> Result<Option<Model>, Failure> {
+) -> Result<Option<ImportedModel>, CommandError> {
     let cmd = table.get("cmd").map(plain).unwrap_or_default();
     let words = split::words(&cmd, at)?;
     if words.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             format!("{at}: it has no `cmd`"),
             "give it the command that starts its llama-server",
         ));
@@ -350,7 +360,7 @@ fn model(
             Some((variable, value)) if is_inherited(variable, value) => model.notes.push(inherited(variable)),
             Some((variable, value)) => model.env.push((variable.to_owned(), value.to_owned())),
             None => {
-                return Err(Failure::usage(
+                return Err(CommandError::usage(
                     format!("{at}: `env`: an entry is no `NAME=VALUE`"),
                     "write each entry as `NAME=VALUE`",
                 ));
@@ -385,7 +395,7 @@ fn model(
 }
 
 /// Imports the changes to requests of a model, for all or some of its names.
-pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut ImportedConfig) {
+pub(super) fn filters(filters: Option<&Value>, model: &mut ImportedModel, imported: &mut ImportedConfig) {
     let mut table: BTreeMap<&str, &Value> = filters
         .and_then(Value::as_object)
         .into_iter()
@@ -435,9 +445,9 @@ fn import_parameters(
 }
 
 /// Imports names of the model that have parameters of their own; the model's own name may be one of them.
-fn import_variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut Model) {
+fn import_variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut ImportedModel) {
     model.aliases.retain(|alias| by_name.iter().all(|(name, _)| *name != alias));
-    let own = |(name, set): (&String, Vec<(String, Value)>)| Variant { name: name.clone(), set };
+    let own = |(name, set): (&String, Vec<(String, Value)>)| NameVariant { name: name.clone(), set };
     model.names = by_name.into_iter().map(own).collect();
     // A model whose only name is its own needs no variant: set the parameters on the model.
     let is_only =

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::Env;
+use super::EnvLookup;
 use super::yaml::plain;
 
 /// Maximum nesting of macros. Real files nest at most three.
@@ -18,29 +18,29 @@ const MAX_EXPANDED_BYTES: usize = 1 << 20;
 #[derive(Clone, Default)]
 pub(super) struct MacroScope<'a> {
     known: BTreeMap<String, Value>,
-    env: Option<Env<'a>>,
+    env: Option<EnvLookup<'a>>,
 }
 
 /// Failed expansion: the macro as written, and the reason.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct MacroError {
     pub(super) written: String,
     pub(super) why: String,
     pub(super) hint: &'static str,
 }
 
 /// Progress of one expansion.
-struct Way {
+struct ExpansionState {
     /// Macros under expansion, outermost first.
     within: Vec<String>,
     /// Bytes that may still be added.
     left: usize,
 }
 
-impl Way {
+impl ExpansionState {
     /// Counts `bytes` against the limit. An empty macro counts as one byte, because its expansion takes
     /// time, too.
-    fn takes(&mut self, bytes: usize) -> Result<(), Wrong> {
+    fn takes(&mut self, bytes: usize) -> Result<(), MacroError> {
         let Some(name) = self.within.last() else { return Ok(()) };
         let left = self.left.checked_sub(bytes.max(1));
         self.left = left.ok_or_else(|| too_much(name, "it becomes longer than any setting can be"))?;
@@ -49,7 +49,7 @@ impl Way {
 }
 
 impl<'a> MacroScope<'a> {
-    pub(super) fn new(env: Env<'a>) -> Self {
+    pub(super) fn new(env: EnvLookup<'a>) -> Self {
         Self { known: BTreeMap::new(), env: Some(env) }
     }
 
@@ -67,11 +67,11 @@ impl<'a> MacroScope<'a> {
 
     /// Expands all texts of a value, including keys of tables. A text that is a single macro becomes its
     /// value, with its type.
-    pub(super) fn expand(&self, value: &Value) -> Result<Value, Wrong> {
-        self.value(value, &mut Way { within: Vec::new(), left: MAX_EXPANDED_BYTES })
+    pub(super) fn expand(&self, value: &Value) -> Result<Value, MacroError> {
+        self.value(value, &mut ExpansionState { within: Vec::new(), left: MAX_EXPANDED_BYTES })
     }
 
-    fn value(&self, value: &Value, way: &mut Way) -> Result<Value, Wrong> {
+    fn value(&self, value: &Value, way: &mut ExpansionState) -> Result<Value, MacroError> {
         way.takes(value.as_str().map_or(0, str::len))?;
         match value {
             Value::String(text) => self.text(text, way),
@@ -91,7 +91,7 @@ impl<'a> MacroScope<'a> {
         }
     }
 
-    fn text(&self, text: &str, way: &mut Way) -> Result<Value, Wrong> {
+    fn text(&self, text: &str, way: &mut ExpansionState) -> Result<Value, MacroError> {
         let mut done = String::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
@@ -118,8 +118,8 @@ impl<'a> MacroScope<'a> {
         Ok(Value::String(done + rest))
     }
 
-    fn named(&self, name: &str, way: &mut Way) -> Result<Value, Wrong> {
-        let wrong = |why: String, hint| Wrong { written: format!("${{{name}}}"), why, hint };
+    fn named(&self, name: &str, way: &mut ExpansionState) -> Result<Value, MacroError> {
+        let wrong = |why: String, hint| MacroError { written: format!("${{{name}}}"), why, hint };
         if let Some(variable) = name.strip_prefix("env.") {
             // Keep an unset variable as written, because the text around it may not be needed.
             let value = self.env.and_then(|env| env(variable));
@@ -165,8 +165,8 @@ pub(super) fn inherited(name: &str) -> String {
     format!("{name} comes from the environment of llama-warden")
 }
 
-fn too_much(name: &str, why: &str) -> Wrong {
-    Wrong { written: format!("${{{name}}}"), why: why.to_owned(), hint: "write out what it stands for" }
+fn too_much(name: &str, why: &str) -> MacroError {
+    MacroError { written: format!("${{{name}}}"), why: why.to_owned(), hint: "write out what it stands for" }
 }
 
 #[cfg(test)]
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    fn expand(table: &Value, text: &str) -> Result<Value, Wrong> {
+    fn expand(table: &Value, text: &str) -> Result<Value, MacroError> {
         let env = |name: &str| (name == "HOME").then(|| "/home/a".to_owned());
         MacroScope::new(&env).with(Some(table)).expand(&json!(text))
     }

@@ -12,8 +12,8 @@ use serde_json::Value;
 use warden_policies::secrets;
 use warden_supervisor::regular_file;
 
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::out;
 
 mod command;
@@ -41,14 +41,14 @@ pub(crate) struct ImportArgs {
     output: Option<PathBuf>,
     /// Format of the file. Default: guessed.
     #[arg(long, value_enum)]
-    from: Option<Source>,
+    from: Option<ImportFormat>,
     /// Command line: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Source {
+enum ImportFormat {
     /// Configuration of llama-swap, in YAML.
     LlamaSwap,
     /// File for `llama-server --models-preset`, in INI.
@@ -62,7 +62,7 @@ enum Source {
 /// A model to be written.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_field_names, reason = "the fields are the keys of the file")]
-struct Model {
+struct ImportedModel {
     name: String,
     /// Notes for the operator, written as comments.
     notes: Vec<String>,
@@ -95,19 +95,19 @@ struct Model {
     /// Chats show the progress of loading.
     shows_loading: bool,
     /// Names under which requests get other parameters.
-    names: Vec<Variant>,
+    names: Vec<NameVariant>,
     /// Keys of `listing`, shown in lists of models.
     listing: Vec<(&'static str, Value)>,
 }
 
 /// A name of a model, with the parameters that its requests get.
 #[derive(Debug, Default)]
-struct Variant {
+struct NameVariant {
     name: String,
     set: Vec<(String, Value)>,
 }
 
-impl Model {
+impl ImportedModel {
     /// Returns whether requests for `name` are for this model.
     fn answers_to(&self, name: &str) -> bool {
         self.all_names().any(|own| own == name)
@@ -143,7 +143,7 @@ const NO_MMAP: &str = "no-mmap";
 
 /// A model served by another endpoint, to be written.
 #[derive(Debug)]
-struct Remote {
+struct ImportedRemote {
     name: String,
     url: String,
     /// Name of the model at the endpoint, if it differs.
@@ -154,7 +154,7 @@ struct Remote {
     strip: Vec<String>,
     set: Vec<(String, Value)>,
     /// Names under which requests get other parameters.
-    names: Vec<Variant>,
+    names: Vec<NameVariant>,
 }
 
 /// A name for the best of several models.
@@ -187,15 +187,15 @@ struct ImportedConfig {
     /// Folders of models.
     folders: Vec<String>,
     /// Defaults for all models.
-    defaults: Option<Model>,
+    defaults: Option<ImportedModel>,
     /// Maximum number of loaded models.
     max_loaded: Option<u32>,
     /// For all models, in seconds.
     start_timeout: Option<u64>,
     /// For all models, in seconds.
     stop_grace: Option<u64>,
-    models: Vec<Model>,
-    remotes: Vec<Remote>,
+    models: Vec<ImportedModel>,
+    remotes: Vec<ImportedRemote>,
     selectors: Vec<ImportedSelector>,
     unmatched: Vec<UnsupportedSetting>,
 }
@@ -224,12 +224,12 @@ impl ImportedConfig {
     }
 
     /// Refuses two models, or a model and an alias, of one name: clients could not distinguish them.
-    fn check_names(&self, from: &str) -> Result<(), Failure> {
+    fn check_names(&self, from: &str) -> Result<(), CommandError> {
         let mut seen = std::collections::BTreeMap::<&str, &str>::new();
         for model in &self.models {
             for name in model.all_names() {
                 if let Some(other) = seen.insert(name, &model.name) {
-                    return Err(Failure::usage(
+                    return Err(CommandError::usage(
                         format!(
                             "{from}: the name `{name}` is used twice, by `{other}` and by `{}`",
                             model.name
@@ -243,14 +243,14 @@ impl ImportedConfig {
     }
 }
 
-pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(crate) fn run(args: &ImportArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
     let (from, imported) = read(args, &env)?;
     imported.check_names(&from)?;
     let is_empty = imported.models.is_empty() && imported.remotes.is_empty() && imported.folders.is_empty();
     if is_empty && imported.unmatched.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             format!("{from}: there is no model in it"),
             "see docs/import.md for what can be read",
         ));
@@ -269,12 +269,12 @@ fn print_summary(imported: &ImportedConfig) {
     let models = out::counted(imported.models.len() + imported.remotes.len(), "model");
     out::error_line(&format!("{models} imported, {} left without an equal", imported.unmatched.len()));
     for left in &imported.unmatched {
-        out::error_line(&secrets::text(&format!("  {}", left.line(SHOWN))));
+        out::error_line(&secrets::text(&format!("  {}", left.line(MAX_SHOWN_MODELS))));
     }
 }
 
 /// Maximum number of models named on standard error for one setting; the file names all.
-const SHOWN: usize = 3;
+const MAX_SHOWN_MODELS: usize = 3;
 
 impl UnsupportedSetting {
     /// Describes the setting, its models (at most `most`), and the nearest alternative.
@@ -293,13 +293,13 @@ impl UnsupportedSetting {
 }
 
 /// Creates the output. Never overwrites an existing file.
-fn create(path: &Path, text: &str) -> Result<(), Failure> {
+fn create(path: &Path, text: &str) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => Failure::usage(
+        std::io::ErrorKind::AlreadyExists => CommandError::usage(
             format!("{} is there already, and nothing is overwritten", path.display()),
             "name another file with `-o`, or move that one away",
         ),
-        _ => Failure::hinted(
+        _ => CommandError::hinted(
             format!("cannot write {}: {error}", path.display()),
             "name a file that you may write to",
         ),
@@ -314,41 +314,43 @@ fn create(path: &Path, text: &str) -> Result<(), Failure> {
 /// Maximum size of an imported file, in bytes. The largest known has some hundred KiB.
 const MAX_IMPORT_BYTES: u64 = 16 << 20;
 
-type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, ImportedConfig), Failure> {
+fn read(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, ImportedConfig), CommandError> {
     let hint =
         "name a file, or write the command behind `--`: `llama-warden import -- llama-server -m model.gguf`";
     if !args.command.is_empty() {
-        if args.file.is_some() || args.from.is_some_and(|from| from != Source::Command) {
-            return Err(Failure::usage("both a file and a command are given", "give one of them"));
+        if args.file.is_some() || args.from.is_some_and(|from| from != ImportFormat::Command) {
+            return Err(CommandError::usage("both a file and a command are given", "give one of them"));
         }
         let from = "the command line".to_owned();
         return Ok((from.clone(), command_or_router(&args.command, &from)?));
     }
-    if args.from == Some(Source::Ollama) || args.file.as_deref().is_some_and(Path::is_dir) {
+    if args.from == Some(ImportFormat::Ollama) || args.file.as_deref().is_some_and(Path::is_dir) {
         let dir = ollama::place(args.file.as_deref(), env)?;
         return Ok((dir.display().to_string(), ollama::import(&dir)?));
     }
-    let path = args.file.as_deref().ok_or_else(|| Failure::usage("there is nothing to import", hint))?;
+    let path = args.file.as_deref().ok_or_else(|| CommandError::usage("there is nothing to import", hint))?;
     let from = path.display().to_string();
     let text = read_file(path, hint)?;
     let imported = match args.from.unwrap_or_else(|| guess(path, &text)) {
-        Source::LlamaSwap => llama_swap::import(&text, &from, env)?,
-        Source::Preset => preset::import(&text, &from)?,
-        Source::Command | Source::Ollama => command_or_router(&split::words(&text, &from)?, &from)?,
+        ImportFormat::LlamaSwap => llama_swap::import(&text, &from, env)?,
+        ImportFormat::Preset => preset::import(&text, &from)?,
+        ImportFormat::Command | ImportFormat::Ollama => {
+            command_or_router(&split::words(&text, &from)?, &from)?
+        }
     };
     Ok((from, imported))
 }
 
 /// Reads a file, or a pipe that the user names: `import <(docker inspect …)`.
-fn read_file(path: &Path, hint: &str) -> Result<String, Failure> {
+fn read_file(path: &Path, hint: &str) -> Result<String, CommandError> {
     let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, MAX_IMPORT_BYTES));
     let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
-    text.map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display()), hint))
+    text.map_err(|error| CommandError::usage(format!("cannot read {}: {error}", path.display()), hint))
 }
 
-fn command_or_router(words: &[String], from: &str) -> Result<ImportedConfig, Failure> {
+fn command_or_router(words: &[String], from: &str) -> Result<ImportedConfig, CommandError> {
     let read = |file: &str| read_file(Path::new(file), "run the import where the command is run");
     match router::import(words, from, &read)? {
         Some(imported) => Ok(imported),
@@ -357,11 +359,11 @@ fn command_or_router(words: &[String], from: &str) -> Result<ImportedConfig, Fai
 }
 
 /// Guesses the format by the extension of the file, else by its first meaningful line.
-fn guess(path: &Path, text: &str) -> Source {
+fn guess(path: &Path, text: &str) -> ImportFormat {
     match path.extension().and_then(|end| end.to_str()) {
-        Some("yaml" | "yml") => return Source::LlamaSwap,
-        Some("ini") => return Source::Preset,
-        Some("sh") => return Source::Command,
+        Some("yaml" | "yml") => return ImportFormat::LlamaSwap,
+        Some("ini") => return ImportFormat::Preset,
+        Some("sh") => return ImportFormat::Command,
         _ => {}
     }
     let told = |line: &&str| !line.is_empty() && !line.starts_with(['#', ';']);
@@ -370,18 +372,18 @@ fn guess(path: &Path, text: &str) -> Source {
     if first.starts_with('[')
         || (first.contains('=') && !first.contains("llama-server") && !key.contains(':'))
     {
-        Source::Preset
+        ImportFormat::Preset
     } else if text.lines().any(|line| line.trim_end() == "models:") || key.ends_with(':') {
-        Source::LlamaSwap
+        ImportFormat::LlamaSwap
     } else {
-        Source::Command
+        ImportFormat::Command
     }
 }
 
 /// Imports a text in each format and renders the result, for fuzzing.
 #[cfg(fuzzing)]
-pub(crate) fn import_each_format(text: &str) -> [Result<String, Failure>; 3] {
-    let written = |imported: Result<ImportedConfig, Failure>| {
+pub(crate) fn import_each_format(text: &str) -> [Result<String, CommandError>; 3] {
+    let written = |imported: Result<ImportedConfig, CommandError>| {
         let imported = imported?;
         imported.check_names("x")?;
         Ok(write::text(&imported, "x"))

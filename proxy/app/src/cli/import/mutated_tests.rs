@@ -23,7 +23,7 @@ peers: {p: {proxy: "http://h", models: [a, e]}}
 "#;
 
 /// Converts a text to TOML; on failure returns the message.
-fn sound(imported: Result<ImportedConfig, Failure>) -> Result<(), TestCaseError> {
+fn sound(imported: Result<ImportedConfig, CommandError>) -> Result<(), TestCaseError> {
     match imported {
         Ok(imported) => {
             let text = write::text(&imported, "x");

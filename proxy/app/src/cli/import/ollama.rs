@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use warden_supervisor::regular_file;
 
-use super::{Env, ImportedConfig, Model};
-use crate::exit::Failure;
+use super::{EnvLookup, ImportedConfig, ImportedModel};
+use crate::exit::CommandError;
 
 /// Maximum bytes of a manifest, a system prompt or a list of parameters. Those of Ollama itself are below a
 /// hundredth.
 const MAX_TEXT_BYTES: u64 = 4 << 20;
 /// Maximum nesting of folders: manifests are in HOST/OWNER/MODEL/TAG.
-const DEEPEST: usize = 8;
+const MAX_FOLDER_DEPTH: usize = 8;
 /// Maximum number of files in all folders.
-const MOST_FILES: usize = 10_000;
+const MAX_MANIFESTS: usize = 10_000;
 
 /// Parameters of Ollama with the equivalent flag of llama-server.
 const PARAMETER_FLAGS: [(&str, &str); 6] = [
@@ -45,7 +45,7 @@ const REQUEST_PARAMETERS: [(&str, &str); 15] = [
 ];
 
 /// Finds the folder of Ollama's models: the given one, else that of `OLLAMA_MODELS`, else Ollama's default.
-pub(super) fn place(given: Option<&Path>, env: Env<'_>) -> Result<PathBuf, Failure> {
+pub(super) fn place(given: Option<&Path>, env: EnvLookup<'_>) -> Result<PathBuf, CommandError> {
     let home = env("HOME").map(|home| PathBuf::from(home).join(".ollama/models"));
     let usual =
         home.into_iter().chain(["/usr/share/ollama/.ollama/models".into(), "/var/lib/ollama/models".into()]);
@@ -58,16 +58,16 @@ pub(super) fn place(given: Option<&Path>, env: Env<'_>) -> Result<PathBuf, Failu
         return Ok(places.swap_remove(at));
     }
     let looked: Vec<String> = places.iter().map(|dir| dir.display().to_string()).collect();
-    Err(Failure::usage(
+    Err(CommandError::usage(
         format!("there are no models of Ollama in {}", looked.join(", ")),
         "name the folder that has `manifests` and `blobs`: `llama-warden import --from ollama DIR`",
     ))
 }
 
-pub(super) fn import(dir: &Path) -> Result<ImportedConfig, Failure> {
+pub(super) fn import(dir: &Path) -> Result<ImportedConfig, CommandError> {
     let manifests = dir.join("manifests");
     let mut files = Vec::new();
-    collect_manifests(&manifests, DEEPEST, &mut files)?;
+    collect_manifests(&manifests, MAX_FOLDER_DEPTH, &mut files)?;
     files.sort();
     let mut imported = ImportedConfig::default();
     for file in files {
@@ -77,7 +77,8 @@ pub(super) fn import(dir: &Path) -> Result<ImportedConfig, Failure> {
             imported.left(format!("the file {}", file.display()), "manifests lie in HOST/OWNER/MODEL/TAG");
             continue;
         };
-        let mut model = Model { name, aliases: alias.into_iter().collect(), ..Model::default() };
+        let mut model =
+            ImportedModel { name, aliases: alias.into_iter().collect(), ..ImportedModel::default() };
         import_layers(dir, &file, &mut model, &mut imported)?;
         if model.model.is_some() {
             imported.models.push(model);
@@ -88,13 +89,17 @@ pub(super) fn import(dir: &Path) -> Result<ImportedConfig, Failure> {
     Ok(imported)
 }
 
-fn collect_manifests(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    let too_much = |what: String| Failure::usage(what, "name the folder that has `manifests` and `blobs`");
+fn collect_manifests(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), CommandError> {
+    let too_much =
+        |what: String| CommandError::usage(what, "name the folder that has `manifests` and `blobs`");
     if depth == 0 {
-        return Err(too_much(format!("{} has more than {DEEPEST} folders within each other", dir.display())));
+        return Err(too_much(format!(
+            "{} has more than {MAX_FOLDER_DEPTH} folders within each other",
+            dir.display()
+        )));
     }
     let unreadable = |error: std::io::Error| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("cannot read {}: {error}", dir.display()),
             "Ollama's folder may belong to its own user: run the import as that user, or as root",
         )
@@ -103,8 +108,8 @@ fn collect_manifests(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Resu
         let entry = entry.map_err(unreadable)?;
         if entry.file_type().map_err(unreadable)?.is_dir() {
             collect_manifests(&entry.path(), depth - 1, files)?;
-        } else if files.len() == MOST_FILES {
-            return Err(too_much(format!("{} has more than {MOST_FILES} manifests", dir.display())));
+        } else if files.len() == MAX_MANIFESTS {
+            return Err(too_much(format!("{} has more than {MAX_MANIFESTS} manifests", dir.display())));
         } else {
             files.push(entry.path());
         }
@@ -127,12 +132,12 @@ fn model_names(parts: &[&str]) -> Option<(String, Option<String>)> {
 fn import_layers(
     dir: &Path,
     file: &Path,
-    model: &mut Model,
+    model: &mut ImportedModel,
     imported: &mut ImportedConfig,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let name = model.name.clone();
     let hint = format!("let Ollama repair it: `ollama pull {name}`");
-    let wrong = |what: String| Failure::usage(format!("{}: {what}", file.display()), hint.clone());
+    let wrong = |what: String| CommandError::usage(format!("{}: {what}", file.display()), hint.clone());
     let text = regular_file::read_text(file, MAX_TEXT_BYTES)
         .map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let manifest: Value = serde_json::from_str(&text)
@@ -177,7 +182,7 @@ fn import_layers(
     Ok(())
 }
 
-fn import_parameters(table: &Value, model: &mut Model, imported: &mut ImportedConfig) {
+fn import_parameters(table: &Value, model: &mut ImportedModel, imported: &mut ImportedConfig) {
     for (key, value) in table.as_object().into_iter().flatten() {
         if let Some((_, flag)) = PARAMETER_FLAGS.iter().find(|(name, _)| name == key) {
             model.args.extend([(*flag).to_owned(), super::yaml::plain(value)]);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::llama_swap::{filters, others, texts};
 use super::macros::unset;
 use super::yaml::plain;
-use super::{ImportedConfig, ImportedSelector, Model, Remote};
+use super::{ImportedConfig, ImportedModel, ImportedRemote, ImportedSelector};
 
 /// Imported keys of a peer.
 const PEER_KEYS: [&str; 4] = ["proxy", "apiKey", "models", "filters"];
@@ -80,11 +80,11 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut ImportedConfig) {
             let is_free = counts.get(&own) == Some(&1) && taken.insert(own.clone());
             let (name, aliases, called) =
                 if is_free { (own, vec![whole], None) } else { (whole, Vec::new(), Some(own)) };
-            let mut model = Model { name: name.clone(), ..Model::default() };
+            let mut model = ImportedModel { name: name.clone(), ..ImportedModel::default() };
             filters(table.get("filters"), &mut model, imported);
-            let Model { strip, set, names, .. } = model;
+            let ImportedModel { strip, set, names, .. } = model;
             let key_file = has_key.then(|| format!("{peer}.key"));
-            imported.remotes.push(Remote {
+            imported.remotes.push(ImportedRemote {
                 name,
                 url: url.clone(),
                 model: called,

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{ImportedConfig, Model};
+use super::{ImportedConfig, ImportedModel};
 use crate::config::arguments;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Flags without a value, with the flag that switches them off.
 const OPPOSITE_FLAGS: [(&str, &str); 42] = [
@@ -87,7 +87,7 @@ const PLAIN_FLAGS: [&str; 30] = [
     "verbose",
 ];
 /// Flags of several letters with a single dash.
-const SHORT: [&str; 72] = [
+const SINGLE_DASH_FLAGS: [&str; 72] = [
     "Cb", "Cbd", "Cd", "Cr", "Crb", "Crd", "ag", "bf", "bs", "cb", "cl", "cmoe", "cmoed", "cms", "cram",
     "ctk", "ctkd", "ctv", "ctvd", "ctxcp", "dev", "devd", "dio", "dr", "dt", "fa", "fit", "fitc", "fitt",
     "hf", "hfd", "hff", "hfr", "hfrd", "hft", "jf", "kvo", "kvu", "lcd", "lcs", "lm", "lv", "lzm", "md",
@@ -150,7 +150,7 @@ const OFF_VALUES: [&str; 4] = ["off", "disabled", "false", "0"];
 
 type PresetSection = BTreeMap<String, (String, usize)>;
 
-pub(super) fn import(text: &str, from: &str) -> Result<ImportedConfig, Failure> {
+pub(super) fn import(text: &str, from: &str) -> Result<ImportedConfig, CommandError> {
     let (mut order, mut sections) = parse(text, from)?;
     let mut all = sections.remove("*").unwrap_or_default();
     let mut imported = ImportedConfig::default();
@@ -234,7 +234,7 @@ fn flag_name(key: &str) -> String {
 }
 
 /// Parses the sections, in order, with the keys of each.
-fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, PresetSection>), Failure> {
+fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, PresetSection>), CommandError> {
     let mut order = vec![String::new()];
     let mut sections = BTreeMap::<String, PresetSection>::from([(String::new(), PresetSection::new())]);
     let mut current = String::new();
@@ -243,7 +243,7 @@ fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, Preset
         if line.is_empty() {
             continue;
         }
-        let wrong = |what: &str, hint: &str| Err(Failure::usage(format!("{from}:{at}: {what}"), hint));
+        let wrong = |what: &str, hint: &str| Err(CommandError::usage(format!("{from}:{at}: {what}"), hint));
         if let Some(rest) = line.strip_prefix('[') {
             let Some((name, "")) = rest.split_once(']').map(|(name, behind)| (name.trim(), behind.trim()))
             else {
@@ -277,8 +277,8 @@ fn model(
     keys: Vec<(String, (String, usize))>,
     from: &str,
     imported: &mut ImportedConfig,
-) -> Result<Model, Failure> {
-    let mut model = Model { name: name.to_owned(), ..Model::default() };
+) -> Result<ImportedModel, CommandError> {
+    let mut model = ImportedModel { name: name.to_owned(), ..ImportedModel::default() };
     for (key, (value, line)) in keys {
         let what = format!("`{key}` (line {line})");
         if let Some((_, nearest)) = ROUTER_KEYS.iter().find(|(own, _)| *own == key) {
@@ -291,7 +291,7 @@ fn model(
             "stop-timeout" => match value.parse() {
                 Ok(seconds) => model.stop_grace = Some(seconds),
                 Err(_) => {
-                    return Err(Failure::usage(
+                    return Err(CommandError::usage(
                         format!("{from}:{line}: stop-timeout = {value}: this is no number of seconds"),
                         "write a whole number",
                     ));
@@ -337,18 +337,24 @@ fn model(
     Ok(model)
 }
 
-fn switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, Failure> {
+fn switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, CommandError> {
     match (ON_VALUES.contains(&value) || value.is_empty(), OFF_VALUES.contains(&value)) {
         (true, _) => Ok(true),
         (_, true) => Ok(false),
-        _ => Err(Failure::usage(
+        _ => Err(CommandError::usage(
             format!("{from}:{line}: {key} = {value}: this is no switch"),
             "write `true` or `false`",
         )),
     }
 }
 
-fn flag(key: &str, value: String, from: &str, line: usize, model: &mut Model) -> Result<(), Failure> {
+fn flag(
+    key: &str,
+    value: String,
+    from: &str,
+    line: usize,
+    model: &mut ImportedModel,
+) -> Result<(), CommandError> {
     if let "mmap" | "no-mmap" = key {
         model.set_mmap(switch(key, &value, from, line)? == (key == "mmap"));
         return Ok(());
@@ -380,6 +386,6 @@ fn is_plain(key: &str) -> bool {
 }
 
 fn dashed(key: &str) -> String {
-    let dash = if key.len() == 1 || SHORT.contains(&key) { "-" } else { "--" };
+    let dash = if key.len() == 1 || SINGLE_DASH_FLAGS.contains(&key) { "-" } else { "--" };
     format!("{dash}{key}")
 }

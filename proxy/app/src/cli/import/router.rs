@@ -2,13 +2,13 @@
 //! the flags that it passes to all.
 
 use crate::config::arguments;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
-use super::command::{Taken, listening, take};
-use super::{ImportedConfig, Model, preset};
+use super::command::{ParsedCommand, listening, take};
+use super::{ImportedConfig, ImportedModel, preset};
 
 /// Reads a file that the command names.
-pub(super) type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, Failure>;
+pub(super) type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, CommandError>;
 
 /// Flags of the router itself that take a value.
 const ROUTER_OPTIONS: [&str; 3] = ["--models-preset", "--models-dir", "--models-max"];
@@ -20,7 +20,7 @@ pub(super) fn import(
     words: &[String],
     from: &str,
     read: ReadFile<'_>,
-) -> Result<Option<ImportedConfig>, Failure> {
+) -> Result<Option<ImportedConfig>, CommandError> {
     let Ok(taken) = take(words) else { return Ok(None) };
     let value = |flag: &str| {
         let args = &taken.model.args;
@@ -44,11 +44,13 @@ pub(super) fn import(
             "a model is loaded by its first request, or by `POST /models/load`",
         );
     }
-    let Taken { model: Model { wrapper, binary, env, directory, notes, .. }, left, .. } = taken;
+    let ParsedCommand { model: ImportedModel { wrapper, binary, env, directory, notes, .. }, left, .. } =
+        taken;
     for (what, nearest) in left {
         imported.left(what, nearest);
     }
-    let for_all = Model { wrapper, binary, env, directory, notes, args: rest, ..Model::default() };
+    let for_all =
+        ImportedModel { wrapper, binary, env, directory, notes, args: rest, ..ImportedModel::default() };
     for model in &mut imported.models {
         // Flags on the router's command line override those of a section.
         model.args.extend(for_all.args.iter().cloned());

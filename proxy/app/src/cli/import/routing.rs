@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::ImportedConfig;
-use super::llama_swap::{UNKNOWN, texts};
+use super::llama_swap::{UNKNOWN_KEY_NOTE, texts};
 use super::matrix::{ExclusionGroups, exclusions};
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Group of the models that are in no other.
 const DEFAULT_GROUP: &str = "(default)";
@@ -22,7 +22,7 @@ pub(super) fn import(
     top: &Map<String, Value>,
     imported: &mut ImportedConfig,
     from: &str,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     preload(top.get("hooks"), imported);
     let routing = top.get("routing").unwrap_or(&Value::Null);
     let router = &routing["router"];
@@ -50,12 +50,12 @@ pub(super) fn import(
     let mut owners = BTreeMap::<String, String>::new();
     let mut groups = groups
         .iter()
-        .map(|(name, group)| Group::read(name, group, imported, &mut owners, from))
+        .map(|(name, group)| SwapGroup::read(name, group, imported, &mut owners, from))
         .collect::<Result<Vec<_>, _>>()?;
     // Models without a group form a group of their own.
     let in_none = imported.models.iter().map(|model| &model.name).filter(|name| !owners.contains_key(*name));
     let in_none: Vec<String> = in_none.cloned().collect();
-    groups.push(Group {
+    groups.push(SwapGroup {
         name: DEFAULT_GROUP.to_owned(),
         members: in_none,
         swap: true,
@@ -95,7 +95,7 @@ fn import_matrix(matrix: &Value, imported: &mut ImportedConfig) {
     }
 }
 
-struct Group {
+struct SwapGroup {
     name: String,
     members: Vec<String>,
     /// At most one member is loaded at a time.
@@ -106,23 +106,23 @@ struct Group {
     persistent: bool,
 }
 
-impl Group {
+impl SwapGroup {
     fn read(
         name: &str,
         group: &Value,
         imported: &mut ImportedConfig,
         owners: &mut BTreeMap<String, String>,
         from: &str,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandError> {
         let keys = group.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
         for key in keys.filter(|key| !["swap", "exclusive", "persistent", "members"].contains(key)) {
-            imported.left(format!("group `{name}`: `{key}`"), UNKNOWN);
+            imported.left(format!("group `{name}`: `{key}`"), UNKNOWN_KEY_NOTE);
         }
         let says = |key: &str, default: bool| group[key].as_bool().unwrap_or(default);
         let mut members = texts(group.get("members"));
         for member in &members {
             if let Some(other) = owners.insert(member.clone(), name.to_owned()) {
-                return Err(Failure::usage(
+                return Err(CommandError::usage(
                     format!("{from}: the model `{member}` is in the group `{other}` and again in `{name}`"),
                     "a model can be in one group",
                 ));
@@ -193,7 +193,9 @@ impl Group {
                 _ => group.name.clone(),
             };
             let name = format!("{}-or-{}", called(self, one), called(other, another));
-            let both = |model: &&mut super::Model| one.contains(&model.name) || another.contains(&model.name);
+            let both = |model: &&mut super::ImportedModel| {
+                one.contains(&model.name) || another.contains(&model.name)
+            };
             imported.models.iter_mut().filter(both).for_each(|model| model.groups.push(name.clone()));
         }
     }
@@ -214,7 +216,7 @@ fn preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
     }
     let on_startup = hooks["on_startup"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
     for key in on_startup.filter(|key| *key != "preload") {
-        imported.left(format!("`hooks.on_startup.{key}`"), UNKNOWN);
+        imported.left(format!("`hooks.on_startup.{key}`"), UNKNOWN_KEY_NOTE);
     }
     for key in hooks.as_object().into_iter().flatten().map(|(key, _)| key).filter(|key| *key != "on_startup")
     {

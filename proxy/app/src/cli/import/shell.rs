@@ -1,7 +1,7 @@
 //! Imports `bash -c "source FILE && exec llama-server FLAGS"`: the commands before the server become a
 //! wrapper script that runs the server at its end.
 
-use super::command::{Taken, take as take_command};
+use super::command::{ParsedCommand, take as take_command};
 
 /// Separators of consecutive commands in a script.
 const COMMAND_SEPARATORS: [&str; 3] = ["&&", ";", "\n"];
@@ -13,7 +13,11 @@ pub(super) fn is_operator(word: &str) -> bool {
 }
 
 /// Parses the command of a shell. `shell` is the program and its flag, `before` the words before it.
-pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<Taken, String> {
+pub(super) fn take(
+    shell: &[&String; 2],
+    script: &str,
+    before: ParsedCommand,
+) -> Result<ParsedCommand, String> {
     let (preamble, command) =
         split_last_command(script).ok_or("a quote in the shell's command is never closed")?;
     let words = shlex::split(command).ok_or("a quote in the shell's command is never closed")?;

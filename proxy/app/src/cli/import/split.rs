@@ -1,10 +1,10 @@
 //! Splits a command line into words, like a shell.
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Splits a text into words. It may span several lines, with or without `\` at their ends, and with comment
 /// lines.
-pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, Failure> {
+pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, CommandError> {
     let told = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let joined: Vec<&str> = told.map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line)).collect();
     let joined = joined.join("\n");
@@ -14,7 +14,7 @@ pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, Failure> {
         shlex::split(&joined)
     };
     split.ok_or_else(|| {
-        Failure::usage(
+        CommandError::usage(
             format!("{from}: {}", unclosed_quote_line(text)),
             "close the quote, or write `\\'` or `\\\"` for one that belongs to the word",
         )

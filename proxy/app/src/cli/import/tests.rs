@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::config::source::layers::{Sources, load};
+use crate::config::source::layers::{ConfigSources, load};
 
 pub(super) const SWAP: &str = include_str!("samples/llama-swap.yaml");
 pub(super) const PRESET: &str = include_str!("samples/preset.ini");
@@ -16,7 +16,7 @@ pub(super) fn env(name: &str) -> Option<String> {
     (name == "HOME").then(|| "/home/a".to_owned())
 }
 
-fn swap(text: &str) -> Result<ImportedConfig, Failure> {
+fn swap(text: &str) -> Result<ImportedConfig, CommandError> {
     let imported = llama_swap::import(text, "swap.yaml", &env)?;
     imported.check_names("swap.yaml").map(|()| imported)
 }
@@ -26,18 +26,18 @@ fn docker() -> ImportedConfig {
 }
 
 /// Message and hint of a usage failure.
-fn told<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
+fn told<T: std::fmt::Debug>(result: Result<T, CommandError>) -> String {
     let failure = result.unwrap_err();
     assert_eq!(failure.code(), 2, "{failure}");
     failure.lines().join("\n")
 }
 
 /// Loads the written configuration like `serve`.
-fn read_back(imported: &ImportedConfig) -> crate::config::source::layers::Loaded {
+fn read_back(imported: &ImportedConfig) -> crate::config::source::layers::LoadedConfig {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("warden.toml");
     fs::write(&file, write::text(imported, "x")).unwrap();
-    load(Sources { file: Some(file), ..Sources::default() }).unwrap()
+    load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
 }
 
 /// A directory of Ollama, with a model that uses every feature.
@@ -204,7 +204,7 @@ fn models_that_drive_each_other_out_do_so_here() {
 fn what_is_put_before_a_server_stays_before_it() {
     let taken = |line: &str| {
         let taken = command::take(&split::words(line, "x").unwrap())?;
-        let Model { wrapper, binary, env, args, model, directory, .. } = taken.model;
+        let ImportedModel { wrapper, binary, env, args, model, directory, .. } = taken.model;
         assert_eq!((args.join(" ").as_str(), model.as_deref()), ("-c 1", Some("/a.gguf")), "{line}");
         let env: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         let env = env.concat();
@@ -302,7 +302,7 @@ fn what_many_models_have_in_common_is_told_once() {
         })
         .collect();
     let imported = swap(&format!("models:\n{}", models.concat())).unwrap();
-    let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(SHOWN)).collect();
+    let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(MAX_SHOWN_MODELS)).collect();
     assert_eq!(
         left,
         [
@@ -395,14 +395,14 @@ fn a_container_with_a_script_of_its_own_and_flags_in_one_word() {
 #[test]
 fn what_a_file_is_is_seen_by_its_name_and_its_first_line() {
     for (name, text, source) in [
-        ("a.yaml", "", Source::LlamaSwap),
-        ("a.ini", "", Source::Preset),
-        ("a", "# x\nmodels:\n", Source::LlamaSwap),
-        ("a", "; x\n[*]\n", Source::Preset),
-        ("a", "version = 1\n", Source::Preset),
-        ("a", "#!/bin/sh\nexec llama-server -m a\n", Source::Command),
-        ("a", "A=1 llama-server -m a\n", Source::Command),
-        ("a", "docker run image\n", Source::Command),
+        ("a.yaml", "", ImportFormat::LlamaSwap),
+        ("a.ini", "", ImportFormat::Preset),
+        ("a", "# x\nmodels:\n", ImportFormat::LlamaSwap),
+        ("a", "; x\n[*]\n", ImportFormat::Preset),
+        ("a", "version = 1\n", ImportFormat::Preset),
+        ("a", "#!/bin/sh\nexec llama-server -m a\n", ImportFormat::Command),
+        ("a", "A=1 llama-server -m a\n", ImportFormat::Command),
+        ("a", "docker run image\n", ImportFormat::Command),
     ] {
         assert_eq!(guess(Path::new(name), text), source, "{name}: {text}");
     }

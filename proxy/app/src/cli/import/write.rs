@@ -4,12 +4,12 @@
 use serde_json::Value;
 use toml_edit::{Array, InlineTable, Key, Value as Toml};
 
-use super::{ImportedConfig, Model, Variant};
+use super::{ImportedConfig, ImportedModel, NameVariant};
 use crate::out;
 
 /// Renders the whole file.
 pub(super) fn text(imported: &ImportedConfig, from: &str) -> String {
-    let mut page = Page::default();
+    let mut page = ImportWriter::default();
     page.comment(&format!("Made by `llama-warden import` from {from}."));
     page.comment("Check it with `llama-warden config check`, and see what fits with `llama-warden plan`.");
     let ImportedConfig { host, port, tls_cert, tls_key, api_prefix, log_level, .. } = imported;
@@ -75,7 +75,7 @@ pub(super) fn text(imported: &ImportedConfig, from: &str) -> String {
 }
 
 /// Writes the names under which requests for a model get other parameters.
-fn names(page: &mut Page, model: &String, names: &[Variant]) {
+fn names(page: &mut ImportWriter, model: &String, names: &[NameVariant]) {
     for variant in names {
         page.section(&format!("names.{}", Key::new(&variant.name)), |page| {
             page.list("models", std::slice::from_ref(model));
@@ -85,14 +85,14 @@ fn names(page: &mut Page, model: &String, names: &[Variant]) {
 }
 
 /// Renders one model alone.
-pub(super) fn model_text(model: &Model) -> String {
-    let mut page = Page::default();
+pub(super) fn model_text(model: &ImportedModel) -> String {
+    let mut page = ImportWriter::default();
     page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
     names(&mut page, &model.name, &model.names);
     page.text
 }
 
-fn one(page: &mut Page, model: &Model) {
+fn one(page: &mut ImportWriter, model: &ImportedModel) {
     for note in &model.notes {
         page.comment(note);
     }
@@ -121,7 +121,7 @@ fn one(page: &mut Page, model: &Model) {
     page.parameters("listing.", &model.listing);
 }
 
-fn times(page: &mut Page, under: &str, start: Option<u64>, stop: Option<u64>) {
+fn times(page: &mut ImportWriter, under: &str, start: Option<u64>, stop: Option<u64>) {
     page.pair(&format!("{under}start_timeout"), start.map(seconds));
     page.pair(&format!("{under}stop_grace"), stop.map(seconds));
 }
@@ -162,11 +162,11 @@ fn toml(value: &Value) -> Option<Toml> {
 
 /// Text written so far.
 #[derive(Default)]
-struct Page {
+struct ImportWriter {
     text: String,
 }
 
-impl Page {
+impl ImportWriter {
     /// Writes a section. Omits an empty one, unless it is a model's.
     fn section(&mut self, name: &str, fill: impl FnOnce(&mut Self)) {
         let mut inside = Self::default();

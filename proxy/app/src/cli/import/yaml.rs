@@ -3,11 +3,11 @@
 use serde_json::{Map, Value};
 use serde_norway::Value as Yaml;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Maximum nesting of lists and tables. The parser's time grows with its square; real files nest less than
 /// ten levels.
-const DEPTH: usize = 1000;
+const MAX_YAML_DEPTH: usize = 1000;
 
 /// Returns whether brackets nest too deeply. Counts quoted brackets, too.
 fn is_too_deep(text: &str) -> bool {
@@ -18,29 +18,29 @@ fn is_too_deep(text: &str) -> bool {
             b']' | b'}' => open = open.saturating_sub(1),
             _ => {}
         }
-        open > DEPTH
+        open > MAX_YAML_DEPTH
     })
 }
 
 /// Reads a whole file, which must be a table.
-pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, Failure> {
+pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, CommandError> {
     let hint = "give a configuration of llama-swap, or say what it is with `--from`";
     let failed = |error: serde_norway::Error| {
         let place = error.location().map_or_else(String::new, |at| format!(":{}", at.line()));
-        Failure::usage(format!("{from}{place}: this is no YAML that can be read: {error}"), hint)
+        CommandError::usage(format!("{from}{place}: this is no YAML that can be read: {error}"), hint)
     };
     if is_too_deep(text) {
         let why = format!(
-            "{from}: this is no YAML that can be read: more than {DEPTH} brackets are open at a time"
+            "{from}: this is no YAML that can be read: more than {MAX_YAML_DEPTH} brackets are open at a time"
         );
-        return Err(Failure::usage(why, hint));
+        return Err(CommandError::usage(why, hint));
     }
     let mut yaml: Yaml = serde_norway::from_str(text).map_err(failed)?;
     yaml.apply_merge().map_err(failed)?;
     match json(yaml) {
         Value::Object(map) => Ok(map),
         Value::Null => Ok(Map::new()),
-        _ => Err(Failure::usage(format!("{from}: this is no table of settings"), hint)),
+        _ => Err(CommandError::usage(format!("{from}: this is no table of settings"), hint)),
     }
 }
 

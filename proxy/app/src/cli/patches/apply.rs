@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use warden_builder::Source;
-use warden_patches::apply::{ApplyOutcome, ReverseOutcome, Target};
-use warden_patches::{PatchSet, Series, Status};
+use warden_builder::BuildSource;
+use warden_patches::apply::{ApplyOutcome, PatchTarget, ReverseOutcome};
+use warden_patches::{PatchSeries, PatchSet, PatchStatus};
 
 use super::{SetArgs, admitted};
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
@@ -40,24 +40,24 @@ pub(crate) struct PatchApplyArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &PatchApplyArgs) -> Result<(), Failure> {
-    let source = Source::at(&args.source)?;
+pub(super) fn run(args: &PatchApplyArgs) -> Result<(), CommandError> {
+    let source = BuildSource::at(&args.source)?;
     let Some((root, revision)) = source.folder(&CancellationToken::new())? else {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             format!("{} is an archive, and patches are written into a folder", args.source.display()),
             "unpack it first; or write patches for it with `llama-warden patches export`",
         ));
     };
-    let mut target = Target::open(&root, revision)?;
+    let mut target = PatchTarget::open(&root, revision)?;
     if args.reverse {
         return print_reversed(&root.display().to_string(), &target.reverse()?, args.json);
     }
-    let machine = Machine::read();
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let sets: Vec<&PatchSet> = sets.iter().collect();
     let proofs = proofs::known(&loaded, &machine)?;
-    let series = Series::judge(&sets, &target.original()?)?.accept(&sets, &proofs);
+    let series = PatchSeries::judge(&sets, &target.original()?)?.accept(&sets, &proofs);
     let admitted = admitted(&series, args.allow_unverified, "applied");
     let outcome = match (&admitted, args.plan) {
         (Err(_), _) => "refused",
@@ -76,7 +76,7 @@ pub(super) fn run(args: &PatchApplyArgs) -> Result<(), Failure> {
     admitted
 }
 
-fn print_reversed(root: &str, reversed: &ReverseOutcome, json: bool) -> Result<(), Failure> {
+fn print_reversed(root: &str, reversed: &ReverseOutcome, json: bool) -> Result<(), CommandError> {
     let sets: Vec<String> = reversed.sets.iter().map(ToString::to_string).collect();
     if json {
         let outcome = if sets.is_empty() { "nothing" } else { "reversed" };
@@ -93,7 +93,7 @@ fn print_reversed(root: &str, reversed: &ReverseOutcome, json: bool) -> Result<(
     out::line(&format!("{root}: {} taken out", sets.join("+")))
 }
 
-fn result(root: &str, outcome: &str, series: &Series) -> Value {
+fn result(root: &str, outcome: &str, series: &PatchSeries) -> Value {
     let sets = series.judgements.iter().map(|judgement| {
         let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
         json!({
@@ -121,12 +121,14 @@ fn result(root: &str, outcome: &str, series: &Series) -> Value {
     })
 }
 
-fn text(root: &str, outcome: &str, series: &Series) -> String {
+fn text(root: &str, outcome: &str, series: &PatchSeries) -> String {
     let mut lines = Vec::new();
     for judgement in &series.judgements {
         lines.push(format!("{}: {}", judgement.set, super::check::told(judgement.status)));
         // Skip the reasons of a refusal: the error contains them.
-        if matches!(judgement.status, Status::NotApplicable | Status::Superseded) || outcome != "refused" {
+        if matches!(judgement.status, PatchStatus::NotApplicable | PatchStatus::Superseded)
+            || outcome != "refused"
+        {
             lines.extend(judgement.reasons.iter().map(|reason| format!("  {reason}")));
         }
     }
@@ -146,7 +148,7 @@ fn text(root: &str, outcome: &str, series: &Series) -> String {
 }
 
 /// Formats each change as `file:line: text`.
-fn changes(series: &Series) -> Vec<String> {
+fn changes(series: &PatchSeries) -> Vec<String> {
     let mut lines = Vec::new();
     for edit in &series.edits.0 {
         if edit.before.is_none() {

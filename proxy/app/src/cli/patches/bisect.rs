@@ -2,15 +2,15 @@
 //! because a patch can become verified again.
 
 use clap::Args;
-use warden_patches::history::{self, Row, RowGrain, Stop};
-use warden_patches::{PatchSet, Status};
+use warden_patches::history::{self, HistoryRow, PatchStop, RowGrain};
+use warden_patches::{PatchSet, PatchStatus};
 
 use super::SetArgs;
 use super::check::{judged, rows, told};
 use super::source::{RangeArgs, SourceArgs};
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
@@ -31,19 +31,19 @@ pub(crate) struct PatchBisectArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &PatchBisectArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &PatchBisectArgs) -> Result<(), CommandError> {
     if args.range.range.is_none() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "bisect needs a range",
             "say where to look with --range A..B, such as --range b4881..b10587",
         ));
     }
-    let machine = Machine::read();
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let (sets, grain, only) = select_patch(sets, args.patch.as_deref())?;
     let all = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
-    let rows: Vec<Row> =
+    let rows: Vec<HistoryRow> =
         all.into_iter().filter(|row| only.as_ref().is_none_or(|only| row.patch == *only)).collect();
     let stops = history::stops(&rows);
     if args.json {
@@ -51,19 +51,19 @@ pub(super) fn run(args: &PatchBisectArgs) -> Result<(), Failure> {
     } else {
         out::write(&table(&stops))?;
     }
-    let firsts: Vec<Row> = stops.into_iter().filter_map(|stop| stop.first).collect();
+    let firsts: Vec<HistoryRow> = stops.into_iter().filter_map(|stop| stop.first).collect();
     judged(&firsts, false).map_err(|failure| match failure {
-        Failure::Refused { hint, .. } => {
+        CommandError::Refused { hint, .. } => {
             let count = firsts
                 .iter()
-                .filter(|row| matches!(row.status, Status::Refused | Status::Unverified))
+                .filter(|row| matches!(row.status, PatchStatus::Refused | PatchStatus::Unverified))
                 .count();
             let message = if count == 1 {
                 "one patch stops being verified in this range".to_owned()
             } else {
                 format!("{count} patches stop being verified in this range")
             };
-            Failure::Refused { message, hint }
+            CommandError::Refused { message, hint }
         }
         other => other,
     })
@@ -73,7 +73,7 @@ pub(super) fn run(args: &PatchBisectArgs) -> Result<(), Failure> {
 fn select_patch(
     sets: Vec<PatchSet>,
     patch: Option<&str>,
-) -> Result<(Vec<PatchSet>, RowGrain, Option<String>), Failure> {
+) -> Result<(Vec<PatchSet>, RowGrain, Option<String>), CommandError> {
     let Some(patch) = patch else { return Ok((sets, RowGrain::Fixes, None)) };
     let (set, fix) = match patch.split_once('/') {
         Some((set, fix)) => (Some(set), Some(fix)),
@@ -84,7 +84,7 @@ fn select_patch(
         .into_iter()
         .find(|one| set.is_none_or(|id| one.id == id) && fix.is_none_or(|id| one.fix(id).is_some()))
         .ok_or_else(|| {
-            Failure::usage(
+            CommandError::usage(
                 format!("there is no patch set and no fix `{patch}`"),
                 "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR",
             )
@@ -96,7 +96,7 @@ fn select_patch(
     Ok((vec![found], grain, Some(only)))
 }
 
-fn table(stops: &[Stop]) -> String {
+fn table(stops: &[PatchStop]) -> String {
     let head = ["PATCH", "VERIFIED UNTIL", "STOPS AT", "AS", "VERIFIED AGAIN AT", "WHY"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for stop in stops {
@@ -117,17 +117,22 @@ mod tests {
 
     #[test]
     fn the_table_says_until_since_and_again() {
-        let row = Row {
+        let row = HistoryRow {
             revision: "b9".into(),
             patch: "s/f".into(),
-            status: Status::Unverified,
+            status: PatchStatus::Unverified,
             reason: "seam x".into(),
         };
         let some = |text: &str| Some(text.to_owned());
         let stops = [
-            Stop { patch: "s/f".into(), last_verified: some("b8"), first: Some(row), again: some("b12") },
-            Stop { patch: "s/g".into(), last_verified: some("b20"), first: None, again: None },
-            Stop { patch: "s/h".into(), last_verified: None, first: None, again: None },
+            PatchStop {
+                patch: "s/f".into(),
+                last_verified: some("b8"),
+                first: Some(row),
+                again: some("b12"),
+            },
+            PatchStop { patch: "s/g".into(), last_verified: some("b20"), first: None, again: None },
+            PatchStop { patch: "s/h".into(), last_verified: None, first: None, again: None },
         ];
         insta::assert_snapshot!(table(&stops));
     }

@@ -1,21 +1,21 @@
 //! `patches check`: judges patches in a source, or at each commit of a range.
 
 use clap::Args;
-use warden_builder::{Event, Phase, git};
-use warden_patches::history::{self, Row, RowGrain};
-use warden_patches::{Judge, PatchSet, Status};
+use warden_builder::{BuildEvent, BuildPhase, git};
+use warden_patches::history::{self, HistoryRow, RowGrain};
+use warden_patches::{CachingJudge, PatchSet, PatchStatus};
 
 use super::SetArgs;
 use super::source::{RangeArgs, SourceArgs, blocking};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
-pub(crate) struct CheckArgs {
+pub(crate) struct PatchCheckArgs {
     #[command(flatten)]
     pub(super) source: SourceArgs,
     #[command(flatten)]
@@ -35,8 +35,8 @@ pub(crate) struct CheckArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &CheckArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(super) fn run(args: &PatchCheckArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let grain = if args.by_set { RowGrain::Sets } else { RowGrain::Fixes };
@@ -56,14 +56,14 @@ pub(super) async fn rows(
     sets: Vec<PatchSet>,
     grain: RowGrain,
     config: &ConfigArgs,
-) -> Result<Vec<Row>, Failure> {
+) -> Result<Vec<HistoryRow>, CommandError> {
     if range.range.is_some() && (source.is_path() || source.names_commit()) {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "--range goes with --git alone",
             "a range has its own ends: leave --source and --ref away",
         ));
     }
-    let machine = Machine::read();
+    let machine = HostMachine::read();
     let loaded = config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     let proofs = proofs::known(&loaded, &machine)?;
@@ -77,7 +77,7 @@ pub(super) async fn rows(
                     found.tree.as_ref(),
                     &found.label,
                     grain,
-                    &Judge::default(),
+                    &CachingJudge::default(),
                     &proofs,
                 )?)
             })
@@ -88,10 +88,10 @@ pub(super) async fn rows(
         blocking(move || {
             let sets: Vec<&PatchSet> = sets.iter().collect();
             let total = u32::try_from(revisions.len()).unwrap_or(u32::MAX);
-            reporter.tell(Event::Phase(Phase::Check));
+            reporter.tell(BuildEvent::Phase(BuildPhase::Check));
             let told = |done: usize, item: &str| {
                 let done = u32::try_from(done).unwrap_or(total);
-                reporter.tell(Event::Progress { done, total, item: item.to_owned() });
+                reporter.tell(BuildEvent::Progress { done, total, item: item.to_owned() });
             };
             git::check_range(&sets, &repository, &revisions, grain, &told, &cancel)
         })
@@ -101,7 +101,7 @@ pub(super) async fn rows(
 }
 
 /// Formats the rows; equal consecutive rows of a range are merged.
-fn table(rows: &[Row], is_range: bool) -> String {
+fn table(rows: &[HistoryRow], is_range: bool) -> String {
     let mut lines = vec![["REVISION", "PATCH", "STATUS", "WHY"].map(str::to_owned).to_vec()];
     if is_range {
         for run in history::runs(rows) {
@@ -117,18 +117,18 @@ fn table(rows: &[Row], is_range: bool) -> String {
 }
 
 /// Display name of a status.
-pub(super) fn told(status: Status) -> String {
+pub(super) fn told(status: PatchStatus) -> String {
     status.to_string().replace('-', " ")
 }
 
 /// Returns an error with the number of bad rows, if any.
-pub(super) fn judged(rows: &[Row], allow_unverified: bool) -> Result<(), Failure> {
+pub(super) fn judged(rows: &[HistoryRow], allow_unverified: bool) -> Result<(), CommandError> {
     let count = |status| rows.iter().filter(|row| row.status == status).count();
-    let (refused, unverified) = (count(Status::Refused), count(Status::Unverified));
+    let (refused, unverified) = (count(PatchStatus::Refused), count(PatchStatus::Unverified));
     if refused == 0 && (unverified == 0 || allow_unverified) {
         return Ok(());
     }
-    Err(Failure::Refused {
+    Err(CommandError::Refused {
         message: format!("of {} answers {refused} are refused and {unverified} unverified", rows.len()),
         hint: "`llama-warden patches show ID` tells what a patch leans on; WHY says what changed".to_owned(),
     })
@@ -138,16 +138,16 @@ pub(super) fn judged(rows: &[Row], allow_unverified: bool) -> Result<(), Failure
 mod tests {
     use super::*;
 
-    fn row(revision: &str, status: Status, reason: &str) -> Row {
-        Row { revision: revision.into(), patch: "s/f".into(), status, reason: reason.into() }
+    fn row(revision: &str, status: PatchStatus, reason: &str) -> HistoryRow {
+        HistoryRow { revision: revision.into(), patch: "s/f".into(), status, reason: reason.into() }
     }
 
     #[test]
     fn a_range_is_told_in_runs() {
         let rows = [
-            row("b1", Status::NotApplicable, "no graphs"),
-            row("b2", Status::NotApplicable, "no graphs"),
-            row("b3", Status::Verified, ""),
+            row("b1", PatchStatus::NotApplicable, "no graphs"),
+            row("b2", PatchStatus::NotApplicable, "no graphs"),
+            row("b3", PatchStatus::Verified, ""),
         ];
         insta::assert_snapshot!(table(&rows, true) + "\n" + &table(&rows, false));
     }
@@ -155,15 +155,15 @@ mod tests {
     #[test]
     fn what_is_not_needed_is_fine_and_what_is_unverified_only_when_allowed() {
         let fine = [
-            row("b1", Status::Verified, ""),
-            row("b1", Status::Superseded, ""),
-            row("b1", Status::NotApplicable, ""),
+            row("b1", PatchStatus::Verified, ""),
+            row("b1", PatchStatus::Superseded, ""),
+            row("b1", PatchStatus::NotApplicable, ""),
         ];
         assert!(judged(&fine, false).is_ok());
-        let unverified = [row("b1", Status::Unverified, "")];
+        let unverified = [row("b1", PatchStatus::Unverified, "")];
         assert_eq!(judged(&unverified, false).unwrap_err().code(), 3);
         assert!(judged(&unverified, true).is_ok());
-        let refused = judged(&[row("b1", Status::Refused, "")], true).unwrap_err();
+        let refused = judged(&[row("b1", PatchStatus::Refused, "")], true).unwrap_err();
         assert_eq!(refused.code(), 3);
         insta::assert_snapshot!(refused.lines().join("\n"));
     }

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 use warden_patches::export::{PatchFile, export};
-use warden_patches::{PatchSet, Series};
+use warden_patches::{PatchSeries, PatchSet};
 
 use super::source::{SourceArgs, blocking};
 use super::{SetArgs, admitted};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
@@ -39,12 +39,12 @@ pub(crate) struct PatchExportArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &PatchExportArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &PatchExportArgs) -> Result<(), CommandError> {
     block_on(exported(args))?
 }
 
-async fn exported(args: &PatchExportArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+async fn exported(args: &PatchExportArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let mut sets = args.sets.load(&loaded, &machine)?;
     let mut only = None;
@@ -58,7 +58,7 @@ async fn exported(args: &PatchExportArgs) -> Result<(), Failure> {
         let found = args.source.open(&builder, numbers).await?;
         blocking(move || {
             let sets: Vec<&PatchSet> = sets.iter().collect();
-            let series = Series::judge(&sets, found.tree.as_ref())?.accept(&sets, &proofs);
+            let series = PatchSeries::judge(&sets, found.tree.as_ref())?.accept(&sets, &proofs);
             let files = export(&series, &sets, found.tree.as_ref(), only.as_deref())?;
             Ok((series, files, found.label, found.shown))
         })
@@ -93,7 +93,7 @@ async fn exported(args: &PatchExportArgs) -> Result<(), Failure> {
 }
 
 /// Finds the selected set, and the selected fix of it.
-fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), Failure> {
+fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), CommandError> {
     let (id, fix) = match patch.split_once('/') {
         Some((set, fix)) => (Some(set), Some(fix)),
         None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
@@ -102,7 +102,7 @@ fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>)
     let fits =
         |set: &PatchSet| id.is_none_or(|id| set.id == id) && fix.is_none_or(|fix| set.fix(fix).is_some());
     let found = sets.into_iter().find(fits).ok_or_else(|| {
-        Failure::usage(
+        CommandError::usage(
             format!("there is no patch set and no fix `{patch}`"),
             "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR",
         )
@@ -111,9 +111,12 @@ fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>)
 }
 
 /// Writes all files, each patch with its page. Writes nothing if an existing file has other content.
-fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Failure> {
+fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, CommandError> {
     let trouble = |path: &Path, error: &dyn std::fmt::Display| {
-        Failure::hinted(format!("cannot write {}: {error}", path.display()), "choose another folder with -o")
+        CommandError::hinted(
+            format!("cannot write {}: {error}", path.display()),
+            "choose another folder with -o",
+        )
     };
     std::fs::create_dir_all(folder).map_err(|error| trouble(folder, &error))?;
     let paths: Vec<PathBuf> = files.iter().map(|file| folder.join(&file.name)).collect();

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use warden_patches::set::fingerprints::{Fingerprints, SCHEMA, learn};
-use warden_patches::{PatchSet, SeamSeen, Tree, fingerprint};
+use warden_patches::set::fingerprints::{FINGERPRINTS_SCHEMA, SeamFingerprints, learn};
+use warden_patches::{PatchSet, SeamSeen, SourceTree, fingerprint};
 
 use super::CatalogueArgs;
 use super::source::{RangeArgs, SourceArgs, blocking};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
@@ -46,8 +46,8 @@ struct RevisionSeams {
     commit: String,
 }
 
-pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(super) fn run(args: &FingerprintArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let set = args.catalogue.load(&loaded, &machine)?.require(&args.patch)?.clone();
     let mut known = match &args.write {
@@ -60,34 +60,34 @@ pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
     }
     let after: usize = known.seams.values().map(Vec::len).sum();
     let Some(file) = &args.write else { return out::json(&known) };
-    let text = known.to_json().map_err(|error| Failure::failed(error.to_string()))?;
+    let text = known.to_json().map_err(|error| CommandError::failed(error.to_string()))?;
     std::fs::write(file, text)
-        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
+        .map_err(|error| CommandError::failed(format!("cannot write {}: {error}", file.display())))?;
     out::line(&format!("{}: {} new versions, {after} in all", file.display(), after - before))
 }
 
-fn read_existing(file: &Path) -> Result<Option<Fingerprints>, Failure> {
+fn read_existing(file: &Path) -> Result<Option<SeamFingerprints>, CommandError> {
     let bytes = match std::fs::read(file) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Failure::failed(format!("cannot read {}: {error}", file.display()))),
+        Err(error) => return Err(CommandError::failed(format!("cannot read {}: {error}", file.display()))),
     };
     let wrong = |why: String| {
-        Failure::usage(
+        CommandError::usage(
             format!("{} is no fingerprints.json: {why}", file.display()),
             "name another file with --write",
         )
     };
-    let known: Fingerprints = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
-    if known.schema == SCHEMA {
+    let known: SeamFingerprints = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    if known.schema == FINGERPRINTS_SCHEMA {
         Ok(Some(known))
     } else {
         Err(wrong(format!("its schema is {}", known.schema)))
     }
 }
 
-async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams>, Failure> {
-    let machine = Machine::read();
+async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams>, CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     with_builder(&loaded, &machine, async |builder| {
@@ -109,7 +109,7 @@ async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams
             let mut last: Option<Vec<Option<String>>> = None;
             for info in revisions {
                 if cancel.is_cancelled() {
-                    return Err(warden_builder::Error::Cancelled);
+                    return Err(warden_builder::BuilderError::Cancelled);
                 }
                 let tree = Arc::clone(&repository).tree(&info.commit)?;
                 let files = set.seams.iter().flat_map(|seam| &seam.files);

@@ -2,17 +2,17 @@
 
 use clap::Args;
 use serde_json::{Value, json};
-use warden_patches::set::{Affects, UpstreamStatus};
-use warden_patches::{Catalogue, Fix, PatchSet};
+use warden_patches::set::{AffectedBuilds, UpstreamStatus};
+use warden_patches::{PatchSet, SetCatalogue, SetFix};
 
 use super::CatalogueArgs;
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct PatchListArgs {
     #[command(flatten)]
     catalogue: CatalogueArgs,
     /// Prints JSON, for programs.
@@ -22,8 +22,8 @@ pub(crate) struct ListArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(super) fn run(args: &PatchListArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let catalogue = args.catalogue.load(&loaded, &machine)?;
     if args.json {
@@ -35,7 +35,7 @@ pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
     out::write(&out::table(&rows(&catalogue)))
 }
 
-fn rows(catalogue: &Catalogue) -> Vec<Vec<String>> {
+fn rows(catalogue: &SetCatalogue) -> Vec<Vec<String>> {
     let mut rows = vec![["PATCH", "AFFECTS", "UPSTREAM", "TITLE"].map(str::to_owned).to_vec()];
     for set in catalogue.sets() {
         let backends =
@@ -54,7 +54,7 @@ fn rows(catalogue: &Catalogue) -> Vec<Vec<String>> {
 }
 
 /// Summarises the versions and backends that have the defect.
-pub(super) fn affects(affects: &Affects) -> String {
+pub(super) fn affects(affects: &AffectedBuilds) -> String {
     let builds = match (affects.first.as_str(), affects.last.as_str()) {
         ("", "") => String::new(),
         (first, last) => format!("{first}..{last}"),
@@ -65,7 +65,7 @@ pub(super) fn affects(affects: &Affects) -> String {
 }
 
 /// Summarises upstream's state of the fix.
-pub(super) fn upstream(fix: &Fix) -> String {
+pub(super) fn upstream(fix: &SetFix) -> String {
     match (fix.upstream.status, fix.upstream.since.as_str()) {
         (UpstreamStatus::Open, _) => "open".to_owned(),
         (UpstreamStatus::Superseded, "") => "superseded".to_owned(),
@@ -98,6 +98,6 @@ mod tests {
 
     #[test]
     fn every_set_is_listed_with_its_fixes() {
-        insta::assert_snapshot!(out::table(&rows(&Catalogue::embedded().unwrap())));
+        insta::assert_snapshot!(out::table(&rows(&SetCatalogue::embedded().unwrap())));
     }
 }

@@ -20,22 +20,22 @@ mod source;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use warden_builder::Backend;
-use warden_patches::{Catalogue, Judgement, PatchSet, Series, Status};
+use warden_builder::ComputeBackend;
+use warden_patches::{PatchSeries, PatchSet, PatchStatus, SetCatalogue, SetJudgement};
 
 use crate::cli::build::sets;
-use crate::config::machine::Machine;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PatchesCommand {
     /// Lists the patch sets and their fixes.
-    List(list::ListArgs),
+    List(list::PatchListArgs),
     /// Shows all that is known about a set or a fix.
-    Show(show::ShowArgs),
+    Show(show::PatchShowArgs),
     /// Judges sets in a source, or in every commit of a range.
-    Check(check::CheckArgs),
+    Check(check::PatchCheckArgs),
     /// Applies sets to a source folder, all or none; or reverses them.
     Apply(apply::PatchApplyArgs),
     /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own
@@ -50,7 +50,7 @@ pub(crate) enum PatchesCommand {
     Fingerprint(fingerprint::FingerprintArgs),
 }
 
-pub(crate) fn run(command: PatchesCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: PatchesCommand) -> Result<(), CommandError> {
     match command {
         PatchesCommand::List(args) => list::run(&args),
         PatchesCommand::Show(args) => show::run(&args),
@@ -72,7 +72,7 @@ pub(crate) struct CatalogueArgs {
 
 impl CatalogueArgs {
     /// Loads the curated sets, those of the configuration, and those of the flags.
-    fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
+    fn load(&self, loaded: &LoadedConfig, machine: &HostMachine) -> Result<SetCatalogue, CommandError> {
         let mut catalogue = sets(loaded, machine)?;
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
@@ -95,7 +95,7 @@ pub(crate) struct SetArgs {
 
 impl SetArgs {
     /// Loads the selected sets, in the catalogue's order.
-    fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Vec<PatchSet>, Failure> {
+    fn load(&self, loaded: &LoadedConfig, machine: &HostMachine) -> Result<Vec<PatchSet>, CommandError> {
         let catalogue = self.catalogue.load(loaded, machine)?;
         for id in &self.patch_set {
             catalogue.require(id)?;
@@ -111,28 +111,28 @@ impl SetArgs {
     }
 }
 
-fn check_backend(backend: &str, catalogue: &Catalogue) -> Result<(), Failure> {
-    let mut known: Vec<&str> = Backend::ALL.into_iter().map(Backend::name).collect();
+fn check_backend(backend: &str, catalogue: &SetCatalogue) -> Result<(), CommandError> {
+    let mut known: Vec<&str> = ComputeBackend::ALL.into_iter().map(ComputeBackend::name).collect();
     known.extend(catalogue.sets().iter().flat_map(|set| &set.backends).map(String::as_str));
     if known.contains(&backend) {
         return Ok(());
     }
     known.sort_unstable();
     known.dedup();
-    Err(Failure::usage(
+    Err(CommandError::usage(
         format!("there is no backend `{backend}`"),
         format!("there are: {}", known.join(", ")),
     ))
 }
 
 /// Returns an error that names the blocking sets, if any.
-fn admitted(series: &Series, allow_unverified: bool, what: &str) -> Result<(), Failure> {
-    let blocking: Vec<&Judgement> = series.blocking(allow_unverified).collect();
+fn admitted(series: &PatchSeries, allow_unverified: bool, what: &str) -> Result<(), CommandError> {
+    let blocking: Vec<&SetJudgement> = series.blocking(allow_unverified).collect();
     if blocking.is_empty() {
         return Ok(());
     }
-    let told = |judgement: &&Judgement| {
-        let why = if judgement.status == Status::Refused { "is refused" } else { "is not verified" };
+    let told = |judgement: &&SetJudgement| {
+        let why = if judgement.status == PatchStatus::Refused { "is refused" } else { "is not verified" };
         let reasons = judgement.reasons.iter().map(|reason| format!("\n  {reason}"));
         format!(
             "the patch set `{}` {why} here, so nothing was {what}:{}",
@@ -143,12 +143,12 @@ fn admitted(series: &Series, allow_unverified: bool, what: &str) -> Result<(), F
     let message = blocking.iter().map(told).collect::<Vec<_>>().join("\n");
     let others =
         "choose other sets with --patch-set ID, or bring one that knows this source with --patches DIR";
-    let hint = if blocking.iter().all(|judgement| judgement.status == Status::Unverified) {
+    let hint = if blocking.iter().all(|judgement| judgement.status == PatchStatus::Unverified) {
         format!(
             "show it to be good with `llama-warden patches prove`; or read what changed, then use --allow-unverified; or {others}"
         )
     } else {
         others.to_owned()
     };
-    Err(Failure::Refused { message, hint })
+    Err(CommandError::Refused { message, hint })
 }

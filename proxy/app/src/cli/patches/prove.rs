@@ -6,19 +6,22 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use warden_builder::prove::{self, Pair, compare, conform};
-use warden_builder::{Backend, Builder, Request, Source};
-use warden_patches::prove::{Done, How, Proof, harness};
-use warden_patches::set::Origin;
-use warden_patches::{Catalogue, Fix, Judgement, PatchSet, Selection, Series, Sets, Status, Tree};
+use warden_builder::prove::{self, BuildPair, compare, conform};
+use warden_builder::{BuildRequest, BuildSource, Builder, ComputeBackend};
+use warden_patches::prove::{ProofStep, SetProof, StepResult, harness};
+use warden_patches::set::SetOrigin;
+use warden_patches::{
+    PatchSeries, PatchSet, PatchStatus, SelectedSets, SetCatalogue, SetFix, SetJudgement, SetSelection,
+    SourceTree,
+};
 
 use super::CatalogueArgs;
-use super::source::{Found, SourceArgs, blocking};
+use super::source::{OpenedTree, SourceArgs, blocking};
 use crate::cli::build::{self, with_builder};
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
@@ -53,15 +56,15 @@ pub(crate) struct ProveArgs {
 /// A set with its judgement.
 struct ProofSubject {
     set: PatchSet,
-    judgement: Judgement,
+    judgement: SetJudgement,
 }
 
-pub(super) fn run(args: &ProveArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &ProveArgs) -> Result<(), CommandError> {
     block_on(proved(args))?
 }
 
-async fn proved(args: &ProveArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+async fn proved(args: &ProveArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let catalogue = args.catalogue.load(&loaded, &machine)?;
     for id in &args.sets {
@@ -78,7 +81,7 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
         let again = known.clone();
         let (found, all) = blocking(move || {
             let sets: Vec<&PatchSet> = all.iter().collect();
-            let series = Series::judge(&sets, found.tree.as_ref())?.accept(&sets, &again);
+            let series = PatchSeries::judge(&sets, found.tree.as_ref())?.accept(&sets, &again);
             let judged = series.judgements;
             drop(sets);
             Ok((found, all.into_iter().zip(judged).collect::<Vec<_>>()))
@@ -112,8 +115,8 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
                 out::line(&format!("  {step}"))?;
             }
         }
-        let bad = proof.steps.iter().any(|step| step.how == How::Failed);
-        let shown = proof.steps.iter().any(|step| step.how == How::Shown);
+        let bad = proof.steps.iter().any(|step| step.how == StepResult::Failed);
+        let shown = proof.steps.iter().any(|step| step.how == StepResult::Shown);
         if bad || !shown {
             failed.push((subject.set.id.clone(), bad));
         } else {
@@ -148,7 +151,7 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
                 };
                 format!("the set `{set}` {why}, so nothing was recorded for it")
             });
-            Err(Failure::Refused {
+            Err(CommandError::Refused {
                 message: told.collect::<Vec<_>>().join("\n"),
                 hint:
                     "read what is above; --allow-unverified of `build` takes a set all the same, and says so"
@@ -159,40 +162,40 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
 }
 
 /// Selects the requested sets. Refuses those that cannot be proved.
-fn chosen(args: &ProveArgs, all: Vec<ProofSubject>, label: &str) -> Result<Vec<ProofSubject>, Failure> {
+fn chosen(args: &ProveArgs, all: Vec<ProofSubject>, label: &str) -> Result<Vec<ProofSubject>, CommandError> {
     let named = |subject: &ProofSubject| args.sets.contains(&subject.set.id);
     let mut chosen = Vec::new();
     for subject in all {
         let (id, judgement) = (&subject.set.id, &subject.judgement);
         let wanted =
-            if args.sets.is_empty() { judgement.status == Status::Unverified } else { named(&subject) };
+            if args.sets.is_empty() { judgement.status == PatchStatus::Unverified } else { named(&subject) };
         match judgement.status {
-            Status::Verified | Status::LocallyVerified
+            PatchStatus::Verified | PatchStatus::LocallyVerified
                 if args.again && (args.sets.is_empty() || named(&subject)) =>
             {
                 chosen.push(subject);
             }
             _ if !wanted => {}
-            Status::Unverified if judgement.can_be_proved() => chosen.push(subject),
-            Status::Verified | Status::LocallyVerified => out::error_line(&format!(
+            PatchStatus::Unverified if judgement.can_be_proved() => chosen.push(subject),
+            PatchStatus::Verified | PatchStatus::LocallyVerified => out::error_line(&format!(
                 "note: {id} is {} in {label} already: nothing is to be shown; --again shows it all the same",
                 judgement.status
             )),
-            Status::NotApplicable | Status::Superseded => {
+            PatchStatus::NotApplicable | PatchStatus::Superseded => {
                 out::error_line(&format!(
                     "note: {id} is {} in {label}: nothing is to be shown",
                     judgement.status
                 ));
             }
-            Status::Refused | Status::Unverified => {
+            PatchStatus::Refused | PatchStatus::Unverified => {
                 let reasons: Vec<String> =
                     judgement.reasons.iter().map(|reason| format!("\n  {reason}")).collect();
-                let why = if judgement.status == Status::Refused {
+                let why = if judgement.status == PatchStatus::Refused {
                     "does not fit"
                 } else {
                     "leans on code that no seam of it pins, so that a record could not say what it is for,"
                 };
-                return Err(Failure::Refused {
+                return Err(CommandError::Refused {
                     message: format!("the set `{id}` {why} in {label}:{}", reasons.concat()),
                     hint: "only a set that fits, and leans on versions of code that nobody has looked at, can be shown to be good"
                         .to_owned(),
@@ -214,7 +217,7 @@ fn news(subject: &ProofSubject, label: &str) -> String {
     let mut text = format!(
         "{} in {label}: {}; of {} seams {} nobody has looked at{}\n",
         set.id,
-        if judgement.status == Status::Unverified { "hooks and probes hold" } else { "it is verified" },
+        if judgement.status == PatchStatus::Unverified { "hooks and probes hold" } else { "it is verified" },
         judgement.seams.len(),
         unknown.len(),
         if unknown.is_empty() { String::new() } else { format!(" ({})", unknown.join(", ")) },
@@ -232,30 +235,33 @@ fn news(subject: &ProofSubject, label: &str) -> String {
 async fn show(
     args: &ProveArgs,
     subject: &ProofSubject,
-    found: &Found,
-    source: &Source,
+    found: &OpenedTree,
+    source: &BuildSource,
     builder: &Builder,
-    catalogue: &Catalogue,
+    catalogue: &SetCatalogue,
     numbers: &warden_policies::defaults::Build,
-) -> Result<Proof, Failure> {
+) -> Result<SetProof, CommandError> {
     let ProofSubject { set, judgement } = subject;
     let revision = found.tree.revision();
     let commit = revision.commit.as_ref().map(|commit| format!(", {commit}")).unwrap_or_default();
     let mut proof =
-        Proof::of(set, judgement, format!("{} ({}{commit})", found.label, found.shown), prove::now());
+        SetProof::of(set, judgement, format!("{} ({}{commit})", found.label, found.shown), prove::now());
     proof.host = prove::host();
     if let Some(edits) = &judgement.edits
-        && let Some(program) = harness(set, edits, found.tree.as_ref() as &dyn Tree)?
+        && let Some(program) = harness(set, edits, found.tree.as_ref() as &dyn SourceTree)?
         && let Some(own) = &set.conformance
     {
         let (steps, tools) = conform(builder, own, &program).await?;
         proof.steps.extend(steps);
         proof.tools.extend(tools);
     }
-    let not_shown =
-        |what: &str, text: &str| Done { what: what.to_owned(), how: How::NotShown, text: text.to_owned() };
+    let not_shown = |what: &str, text: &str| ProofStep {
+        what: what.to_owned(),
+        how: StepResult::NotShown,
+        text: text.to_owned(),
+    };
     let servers = "servers of this tree, plain and patched, answer the same";
-    if proof.steps.iter().any(|step| step.how == How::Failed) {
+    if proof.steps.iter().any(|step| step.how == StepResult::Failed) {
         return Ok(proof);
     }
     if args.no_servers {
@@ -263,29 +269,30 @@ async fn show(
         return Ok(proof);
     }
     // Build for the machine's GPU if it has a toolkit, else for the CPU.
-    let selection = |sets| Selection {
+    let selection = |sets| SetSelection {
         catalogue: catalogue.clone(),
         sets,
         allow_unverified: true,
-        ..Selection::default()
+        ..SetSelection::default()
     };
-    let request = |sets, backend: Backend| Request {
+    let request = |sets, backend: ComputeBackend| BuildRequest {
         backend: backend.into(),
         options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
         ..build::request(source.clone(), selection(sets), numbers)
     };
-    let auto = match builder.plan(&build::request(source.clone(), selection(Sets::None), numbers)).await {
-        Ok(plan) => plan,
-        Err(error) => {
-            proof.steps.push(not_shown(servers, &untold(error)?));
-            return Ok(proof);
-        }
-    };
+    let auto =
+        match builder.plan(&build::request(source.clone(), selection(SelectedSets::None), numbers)).await {
+            Ok(plan) => plan,
+            Err(error) => {
+                proof.steps.push(not_shown(servers, &untold(error)?));
+                return Ok(proof);
+            }
+        };
     let here = auto.recipe.backend;
     let backend = if set.is_for(here.name()) {
         here
-    } else if set.is_for(Backend::Cpu.name()) {
-        Backend::Cpu
+    } else if set.is_for(ComputeBackend::Cpu.name()) {
+        ComputeBackend::Cpu
     } else {
         let text = format!(
             "this machine builds for {here}, and the set is for {}: no GPU with its toolkit is here",
@@ -296,7 +303,7 @@ async fn show(
         proof.steps.push(not_shown("compute-sanitizer's memcheck finds nothing", "the same"));
         return Ok(proof);
     };
-    let plain = match builder.build(&request(Sets::None, backend)).await {
+    let plain = match builder.build(&request(SelectedSets::None, backend)).await {
         Ok(built) => built,
         Err(error) => {
             let text = format!("the plain tree cannot be built here: {}", untold(error)?);
@@ -304,15 +311,15 @@ async fn show(
             return Ok(proof);
         }
     };
-    let patched = match builder.build(&request(Sets::Only(vec![set.id.clone()]), backend)).await {
+    let patched = match builder.build(&request(SelectedSets::Only(vec![set.id.clone()]), backend)).await {
         Ok(built) => built,
         Err(error) => {
             let (what, text) = ("the patched tree can be built".to_owned(), untold(error)?);
-            proof.steps.push(Done { what, how: How::Failed, text });
+            proof.steps.push(ProofStep { what, how: StepResult::Failed, text });
             return Ok(proof);
         }
     };
-    let fixes: Vec<&Fix> = patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect();
+    let fixes: Vec<&SetFix> = patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect();
     proof.tools.push(format!("builds {} (plain) and {} (patched)", plain.id, patched.id));
     if let Some(toolkit) = &auto.toolkit {
         proof.tools.push(toolkit.tool.version.clone());
@@ -322,26 +329,26 @@ async fn show(
     if backend.has_gpu() && !gpu {
         proof.steps.push(not_shown("on a GPU", "the build sees none here, so its servers ran on the CPU"));
     }
-    let pair = Pair {
+    let pair = BuildPair {
         plain: &plain.binary,
         patched: &patched.binary,
         fixes,
         gpu,
         sanitizer: sanitizer(builder, auto.toolkit.as_ref().map(|toolkit| toolkit.home.as_path())),
         limit: numbers.verify_timeout,
-        patience: prove::PATIENCE,
+        patience: prove::PART_TIMEOUT,
     };
     proof.steps.extend(compare(builder, &pair).await?);
-    if set.origin == Origin::Embedded && !backend.has_gpu() && !set.backends.is_empty() {
+    if set.origin == SetOrigin::Embedded && !backend.has_gpu() && !set.backends.is_empty() {
         proof.steps.push(not_shown("on a GPU", "none with its toolkit is here"));
     }
     Ok(proof)
 }
 
 /// The reason why a server cannot be built. A cancelled build is an error that ends the command.
-fn untold(error: warden_builder::Error) -> Result<String, Failure> {
+fn untold(error: warden_builder::BuilderError) -> Result<String, CommandError> {
     match error {
-        warden_builder::Error::Cancelled => Err(error.into()),
+        warden_builder::BuilderError::Cancelled => Err(error.into()),
         error => Ok(first_lines(&error.to_string())),
     }
 }
@@ -368,19 +375,19 @@ fn sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    struct One(String);
-    impl Tree for One {
+    struct SingleFileTree(String);
+    impl SourceTree for SingleFileTree {
         fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
             Ok((path == "tools/server/server-queue.cpp").then(|| self.0.clone().into_bytes()))
         }
-        fn revision(&self) -> warden_patches::Revision {
-            warden_patches::Revision::default()
+        fn revision(&self) -> warden_patches::SourceRevision {
+            warden_patches::SourceRevision::default()
         }
     }
 
     #[test]
     fn why_a_build_failed_is_told_in_one_line() {
-        let failed = warden_builder::Error::Build {
+        let failed = warden_builder::BuilderError::Build {
             phase: "compiling",
             excerpt: "\n  ggml.h:187:22: error: invalid use of 'extern'\n  187 | extern".to_owned(),
             log: "/logs/1.log".into(),
@@ -394,12 +401,12 @@ mod tests {
 
     #[test]
     fn what_is_new_is_told_with_the_place_and_the_seams_that_it_is_in() {
-        let mut set = Catalogue::embedded().unwrap().set("server").unwrap().clone();
-        set.fingerprints = warden_patches::set::fingerprints::Fingerprints::default();
+        let mut set = SetCatalogue::embedded().unwrap().set("server").unwrap().clone();
+        set.fingerprints = warden_patches::set::fingerprints::SeamFingerprints::default();
         let text = "#include \"log.h\"\nresult queue::recv_with_timeout(int timeout) {\n    while (true) {\n        \
                     std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
-        let judgement = warden_patches::judge(&set, &One(text.to_owned())).unwrap();
-        assert_eq!(judgement.status, Status::Unverified, "{:?}", judgement.reasons);
+        let judgement = warden_patches::judge(&set, &SingleFileTree(text.to_owned())).unwrap();
+        assert_eq!(judgement.status, PatchStatus::Unverified, "{:?}", judgement.reasons);
         insta::assert_snapshot!(news(&ProofSubject { set, judgement }, "b9000"));
     }
 }

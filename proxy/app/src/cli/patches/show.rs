@@ -5,18 +5,18 @@ use std::fmt::Write as _;
 use clap::Args;
 use serde_json::{Value, json};
 use warden_patches::marker::marker;
-use warden_patches::set::{At, Variable};
-use warden_patches::{Fix, Hook, PatchSet};
+use warden_patches::set::{FixVariable, HookPosition};
+use warden_patches::{PatchSet, SetFix, SetHook};
 
 use super::CatalogueArgs;
 use super::list::{affects, upstream};
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
-pub(crate) struct ShowArgs {
+pub(crate) struct PatchShowArgs {
     /// Set, fix, or both as SET/FIX.
     id: String,
     #[command(flatten)]
@@ -28,8 +28,8 @@ pub(crate) struct ShowArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &ShowArgs) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(super) fn run(args: &PatchShowArgs) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let catalogue = args.catalogue.load(&loaded, &machine)?;
     let found = match args.id.split_once('/') {
@@ -44,14 +44,14 @@ pub(super) fn run(args: &ShowArgs) -> Result<(), Failure> {
             std::iter::once(set.id.as_str()).chain(set.fixes.iter().map(|fix| fix.id.as_str()))
         });
         let known: Vec<&str> = known.collect();
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             format!("there is no patch set and no fix `{}`", args.id),
             format!("there are: {}; sets of your own come with --patches DIR", known.join(", ")),
         ));
     };
     match (fix, args.json) {
         (Some(fix), true) => {
-            let value = serde_json::to_value(fix).map_err(|error| Failure::failed(error.to_string()))?;
+            let value = serde_json::to_value(fix).map_err(|error| CommandError::failed(error.to_string()))?;
             out::json(&json!({ "set": set.id, "fix": value }))
         }
         (Some(fix), false) => out::write(&fix_text(set, fix)),
@@ -103,17 +103,17 @@ fn set_text(set: &PatchSet) -> String {
     text
 }
 
-fn hook_place(hook: &Hook) -> String {
+fn hook_place(hook: &SetHook) -> String {
     let anchor = hook.anchor.as_deref().unwrap_or_default();
     let container = hook.container.as_ref().map_or_else(|| "the file".to_owned(), ToString::to_string);
     match hook.at {
-        At::BeforeContainer => format!("before {container}"),
-        At::Before => format!("before `{anchor}` in {container}"),
-        At::After => format!("after `{anchor}` in {container}"),
+        HookPosition::BeforeContainer => format!("before {container}"),
+        HookPosition::Before => format!("before `{anchor}` in {container}"),
+        HookPosition::After => format!("after `{anchor}` in {container}"),
     }
 }
 
-fn fix_text(set: &PatchSet, fix: &Fix) -> String {
+fn fix_text(set: &PatchSet, fix: &SetFix) -> String {
     let mut text = String::new();
     push_pair(&mut text, "fix", &format!("{} (of the set {})", fix.id, set.id));
     push_pair(&mut text, "title", &fix.title);
@@ -141,7 +141,7 @@ fn fix_text(set: &PatchSet, fix: &Fix) -> String {
     text
 }
 
-fn variable_text(variable: &Variable) -> String {
+fn variable_text(variable: &FixVariable) -> String {
     let mut text = variable.name.clone();
     let kind = format!("{:?}", variable.kind).to_lowercase();
     let _infallible = write!(text, ", {kind}");
@@ -182,9 +182,9 @@ fn set_json(set: &PatchSet) -> Value {
             "container": hook.container,
             "anchor": hook.anchor,
             "where": match hook.at {
-                At::BeforeContainer => "before-container",
-                At::Before => "before",
-                At::After => "after",
+                HookPosition::BeforeContainer => "before-container",
+                HookPosition::Before => "before",
+                HookPosition::After => "after",
             },
             "insert": hook.insert.iter().map(marked).collect::<Vec<_>>(),
         })
@@ -215,11 +215,11 @@ fn set_json(set: &PatchSet) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_patches::Catalogue;
+    use warden_patches::SetCatalogue;
 
     #[test]
     fn a_set_is_shown_with_all_that_it_leans_on_and_what_its_fixes_cost() {
-        let catalogue = Catalogue::embedded().unwrap();
+        let catalogue = SetCatalogue::embedded().unwrap();
         let set = catalogue.set("server").unwrap();
         insta::assert_snapshot!(set_text(set));
         let (set, fix) = catalogue.fix("graph-cache-cap").unwrap();

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use warden_builder::git::{Location, Repository, RevisionInfo};
-use warden_builder::{Builder, Source};
-use warden_patches::Tree;
+use warden_builder::git::{GitLocation, GitRepository, RevisionInfo};
+use warden_builder::{BuildSource, Builder};
+use warden_patches::SourceTree;
 use warden_policies::defaults::Build;
 
 use crate::cli::build::GitArgs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SourceArgs {
@@ -31,8 +31,8 @@ pub(crate) struct RangeArgs {
 }
 
 /// A source tree with its label.
-pub(super) struct Found {
-    pub(super) tree: Box<dyn Tree>,
+pub(super) struct OpenedTree {
+    pub(super) tree: Box<dyn SourceTree>,
     /// Such as `b8827`, `a0c91e8f9` or the name of a folder.
     pub(super) label: String,
     /// Source as the user gave it.
@@ -51,26 +51,26 @@ impl SourceArgs {
     }
 
     /// Opens the source, and fetches the commit if needed.
-    pub(super) async fn open(&self, builder: &Builder, numbers: &Build) -> Result<Found, Failure> {
+    pub(super) async fn open(&self, builder: &Builder, numbers: &Build) -> Result<OpenedTree, CommandError> {
         Ok(self.open_with(None, builder, numbers).await?.0)
     }
 
     /// Opens the source, or `other` in its place, and returns it with the tree, for builds of it.
     pub(super) async fn open_with(
         &self,
-        other: Option<Source>,
+        other: Option<BuildSource>,
         builder: &Builder,
         numbers: &Build,
-    ) -> Result<(Found, Source), Failure> {
+    ) -> Result<(OpenedTree, BuildSource), CommandError> {
         let source = match (other, &self.source) {
             (Some(other), _) => other,
-            (None, Some(path)) => Source::at(path)?,
+            (None, Some(path)) => BuildSource::at(path)?,
             (None, None) => builder.git(&self.git.request(numbers, false)?).await?,
         };
         let whole = source.clone();
         let shown = match &source {
-            Source::Commit { shown, .. } => shown.clone(),
-            Source::Directory(path) | Source::Archive(path) => path.display().to_string(),
+            BuildSource::Commit { shown, .. } => shown.clone(),
+            BuildSource::Directory(path) | BuildSource::Archive(path) => path.display().to_string(),
         };
         let (cache, cancel) = (builder.dirs.cache.clone(), builder.cancel.clone());
         let opened = blocking(move || {
@@ -87,7 +87,7 @@ impl SourceArgs {
                 .file_name()
                 .map_or_else(|| shown.clone(), |name| name.to_string_lossy().into_owned()),
         };
-        Ok((Found { tree, label, shown }, whole))
+        Ok((OpenedTree { tree, label, shown }, whole))
     }
 
     /// Fetches the commits of a range with their repository, oldest first.
@@ -97,13 +97,13 @@ impl SourceArgs {
         every: u32,
         builder: &Builder,
         numbers: &Build,
-    ) -> Result<(std::sync::Arc<Repository>, Vec<RevisionInfo>), Failure> {
+    ) -> Result<(std::sync::Arc<GitRepository>, Vec<RevisionInfo>), CommandError> {
         let (from, to) = ends(range)?;
         let mut request = self.git.request(numbers, true)?;
         // A remote has no name for a build without a tag: fetch everything and look the build up by its
         // count.
         let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
-        let on_server = matches!(request.location, Location::Url(_));
+        let on_server = matches!(request.location, GitLocation::Url(_));
         request.reference = (!(on_server && by_count)).then(|| to.to_owned());
         let obtained = builder.repository(&request).await?;
         let (from, to, every) = (from.to_owned(), to.to_owned(), every as usize);
@@ -117,10 +117,10 @@ impl SourceArgs {
 }
 
 /// Splits `A..B`.
-fn ends(range: &str) -> Result<(&str, &str), Failure> {
+fn ends(range: &str) -> Result<(&str, &str), CommandError> {
     match range.split_once("..") {
         Some((from, to)) if !from.is_empty() && !to.is_empty() && !to.starts_with('.') => Ok((from, to)),
-        _ => Err(Failure::usage(
+        _ => Err(CommandError::usage(
             format!("--range {range}: this is no A..B"),
             "write two tags, branches, commits or builds, such as --range b4881..b10587",
         )),
@@ -131,9 +131,9 @@ fn ends(range: &str) -> Result<(&str, &str), Failure> {
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> warden_builder::Result<T> + Send + 'static,
-) -> Result<T, Failure> {
+) -> Result<T, CommandError> {
     let done = tokio::task::spawn_blocking(work).await;
-    Ok(done.map_err(|error| Failure::failed(format!("internal error: {error}")))??)
+    Ok(done.map_err(|error| CommandError::failed(format!("internal error: {error}")))??)
 }
 
 #[cfg(test)]

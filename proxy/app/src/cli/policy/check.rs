@@ -8,21 +8,21 @@ use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::modes::WarmMode;
 use warden_policies::recycle::GrowthMode;
-use warden_policies::warmth::NoFile;
+use warden_policies::warmth::NoFileReason;
 use warden_policies::{ByteSize, MemoryLimit, phrases};
-use warden_sensors::gpu::{Device, Gpus};
+use warden_sensors::gpu::{GpuDevice, GpuSensors};
 use warden_supervisor::ModelSpec;
 use warden_supervisor::spec::SharedBudgets;
 
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::needs;
 use crate::config::resolve::resolve;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
-pub(crate) struct CheckArgs {
+pub(crate) struct PolicyCheckArgs {
     /// Configuration file, as an alternative to --config.
     file: Option<std::path::PathBuf>,
     /// Explains only this model.
@@ -32,18 +32,18 @@ pub(crate) struct CheckArgs {
     config: ConfigArgs,
 }
 
-pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
-    let CheckArgs { file, model, mut config } = args;
+pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
+    let PolicyCheckArgs { file, model, mut config } = args;
     config.config = file.or(config.config);
-    let machine = Machine::read();
+    let machine = HostMachine::read();
     let loaded = config.load(&machine, Vec::new())?;
     if let Some(name) = &model {
         super::replay::find(&loaded, name)?;
     }
     let mut resolved = resolve(&loaded, &machine, false)?;
     needs::fill(&mut resolved, &machine);
-    let gpus = Gpus::open();
-    let here = Here { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
+    let gpus = GpuSensors::open();
+    let here = MachineLimits { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
     let mut sheets = Vec::new();
     for (spec, (name, own)) in resolved.fleet.models.iter().zip(&loaded.models) {
         if model.as_ref().is_some_and(|asked| asked != name && !own.aliases.contains(asked)) {
@@ -74,13 +74,13 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
 }
 
 /// Memory and GPUs of this machine.
-struct Here<'a> {
+struct MachineLimits<'a> {
     memory: ByteSize,
-    gpus: &'a [Device],
+    gpus: &'a [GpuDevice],
     notes: &'a [String],
 }
 
-impl Here<'_> {
+impl MachineLimits<'_> {
     /// Says why no VRAM budget can apply on this machine, if none can.
     fn no_vram(&self) -> Option<String> {
         let own = self.gpus.iter().any(|gpu| !gpu.unified);
@@ -115,7 +115,7 @@ fn warm(spec: &ModelSpec) -> String {
     }
     let again = "before the switch where the old process serves on, else whenever nothing else runs";
     let hindrance = warden_supervisor::no_slot_files(&spec.command)
-        .or_else(|| (spec.run.warm_bytes.0 == 0).then_some(NoFile::Off));
+        .or_else(|| (spec.run.warm_bytes.0 == 0).then_some(NoFileReason::Off));
     match hindrance {
         Some(why) => {
             format!(
@@ -131,8 +131,8 @@ fn warm(spec: &ModelSpec) -> String {
     }
 }
 
-fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet {
-    let mut sheet = Sheet::new(&format!("model {}", spec.name));
+fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) -> PolicySheet {
+    let mut sheet = PolicySheet::new(&format!("model {}", spec.name));
     add_host_budget(&mut sheet, spec, keeps, here);
     add_vram_budget(&mut sheet, spec, here);
     growth(&mut sheet, spec, here);
@@ -208,31 +208,36 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet 
 }
 
 /// Formats the sheets of several models. Lines that are equal in all of them come once, at the top.
-fn together(sheets: &[Sheet]) -> String {
+fn together(sheets: &[PolicySheet]) -> String {
     let (Some(first), true) = (sheets.first(), sheets.len() > 1) else {
         return paragraphs(sheets.iter());
     };
     let same = |line: &String| sheets.iter().all(|sheet| sheet.lines.contains(line));
-    let common = Sheet {
+    let common = PolicySheet {
         head: "each model".to_owned(),
         lines: first.lines.iter().filter(|line| same(line)).cloned().collect(),
     };
     let own = sheets.iter().map(|sheet| {
         let lines: Vec<String> = sheet.lines.iter().filter(|line| !same(line)).cloned().collect();
         let lines = if lines.is_empty() { vec![line("", "nothing of its own")] } else { lines };
-        Sheet { head: sheet.head.clone(), lines }
+        PolicySheet { head: sheet.head.clone(), lines }
     });
     let common = (!common.lines.is_empty()).then_some(common);
-    let all: Vec<Sheet> = common.into_iter().chain(own).collect();
+    let all: Vec<PolicySheet> = common.into_iter().chain(own).collect();
     paragraphs(all.iter())
 }
 
 /// Formats each sheet, followed by an empty line.
-fn paragraphs<'s>(sheets: impl Iterator<Item = &'s Sheet>) -> String {
+fn paragraphs<'s>(sheets: impl Iterator<Item = &'s PolicySheet>) -> String {
     sheets.flat_map(|sheet| [sheet.text(), "\n".to_owned()]).collect()
 }
 
-fn add_host_budget(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) {
+fn add_host_budget(
+    sheet: &mut PolicySheet,
+    spec: &ModelSpec,
+    keeps: &DeclaredMemory,
+    here: &MachineLimits<'_>,
+) {
     let recycle = &spec.recycle;
     let (soft, hard) = (recycle.host_soft, recycle.host_hard);
     if soft.is_none() && hard.is_none() {
@@ -298,7 +303,7 @@ fn describe_escalation(spec: &ModelSpec) -> String {
     )
 }
 
-fn add_vram_budget(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
+fn add_vram_budget(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_>) {
     let recycle = &spec.recycle;
     let (soft, hard) = (recycle.vram_soft, recycle.vram_hard);
     if soft.is_none() && hard.is_none() {
@@ -332,7 +337,7 @@ fn add_vram_budget(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
     }
 }
 
-fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
+fn growth(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_>) {
     let recycle = &spec.recycle;
     let does = format!(
         "a leak that reaches a budget or the end of the memory within {} is answered by a replacement when quiet, within {} \
@@ -352,7 +357,7 @@ fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
 }
 
 /// Describes reclaims before a replacement for memory, and the cases that skip them.
-fn reclaim(sheet: &mut Sheet, spec: &ModelSpec) {
+fn reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     sheet.say(
         "reclaim",
@@ -372,7 +377,7 @@ fn reclaim(sheet: &mut Sheet, spec: &ModelSpec) {
     );
 }
 
-fn add_cooldown(sheet: &mut Sheet, spec: &ModelSpec) {
+fn add_cooldown(sheet: &mut PolicySheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     let mut text = format!(
         "at most one replacement every {}, and never more often than {:.0} times the time that a load takes; at the hard \
@@ -394,8 +399,8 @@ fn add_cooldown(sheet: &mut Sheet, spec: &ModelSpec) {
     sheet.say("cooldown", text);
 }
 
-fn shared(shared: &SharedBudgets, here: &Here<'_>) -> String {
-    let mut sheet = Sheet::new(&format!("all models together, on {} of host memory", here.memory));
+fn shared(shared: &SharedBudgets, here: &MachineLimits<'_>) -> String {
+    let mut sheet = PolicySheet::new(&format!("all models together, on {} of host memory", here.memory));
     let all = [
         ("host soft", shared.host_soft.map(|size| size.to_string()), "when quiet"),
         ("host hard", shared.host_hard.map(|size| size.to_string()), "now"),
@@ -424,12 +429,12 @@ fn time(time: std::time::Duration) -> String {
 }
 
 /// A heading with lines `  name  text`.
-struct Sheet {
+struct PolicySheet {
     head: String,
     lines: Vec<String>,
 }
 
-impl Sheet {
+impl PolicySheet {
     fn new(head: &str) -> Self {
         Self { head: head.to_owned(), lines: Vec::new() }
     }
@@ -450,12 +455,12 @@ fn line(name: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::source::layers::{Sources, load};
+    use crate::config::source::layers::{ConfigSources, load};
 
     #[test]
     fn what_is_the_same_for_all_models_is_said_once() {
         let sheet = |name: &str, lines: &[(&str, &str)]| {
-            let mut sheet = Sheet::new(&format!("model {name}"));
+            let mut sheet = PolicySheet::new(&format!("model {name}"));
             for (name, text) in lines {
                 sheet.say(name, text);
             }
@@ -474,8 +479,8 @@ mod tests {
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();
         std::fs::write(dir.path().join("w.toml"), text).unwrap();
         let file = Some(dir.path().join("w.toml"));
-        let loaded = load(Sources { file, ..Sources::default() }).unwrap();
-        let mut machine = Machine::read();
+        let loaded = load(ConfigSources { file, ..ConfigSources::default() }).unwrap();
+        let mut machine = HostMachine::read();
         machine.env.clear();
         machine.memory = ByteSize(24 << 30);
         resolve(&loaded, &machine, false).unwrap()
@@ -493,7 +498,7 @@ mod tests {
              policy.host = { soft = \"4GiB\", hard = \"80GiB\" }\npolicy.vram.hard = \"10GiB\"\n\
              [shared]\nhost.soft = \"80%\"\nvram.hard = \"90%\"\n",
         );
-        let gpu = Device {
+        let gpu = GpuDevice {
             index: warden_policies::GpuIndex(0),
             vendor: warden_sensors::gpu::GpuVendor::Nvidia,
             name: "H200".to_owned(),
@@ -504,12 +509,15 @@ mod tests {
         };
         let notes = ["NVIDIA's library is not installed".to_owned()];
         let memory = ByteSize(24 << 30);
-        let (with, without) =
-            (Here { memory, gpus: &[gpu], notes: &[] }, Here { memory, gpus: &[], notes: &notes });
+        let (with, without) = (
+            MachineLimits { memory, gpus: &[gpu], notes: &[] },
+            MachineLimits { memory, gpus: &[], notes: &notes },
+        );
         let fleet = &resolved.fleet;
         let keeps = DeclaredMemory::declared(&[], &BTreeMap::new(), Some(11_100));
-        let on = |here: &Here<'_>| {
-            let sheets: Vec<Sheet> = fleet.models.iter().map(|spec| of_model(spec, &keeps, here)).collect();
+        let on = |here: &MachineLimits<'_>| {
+            let sheets: Vec<PolicySheet> =
+                fleet.models.iter().map(|spec| of_model(spec, &keeps, here)).collect();
             together(&sheets) + &shared(&fleet.shared, here)
         };
         insta::assert_snapshot!(on(&with) + "\n---\n" + &on(&without));

@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 mod check;
 mod models;
@@ -17,13 +17,13 @@ pub(crate) enum PolicyCommand {
     /// actions, each with its request.
     Replay(Box<replay::ReplayArgs>),
     /// Explains the policies of a configuration: the action at each level, disabled parts, and reasons.
-    Check(check::CheckArgs),
+    Check(check::PolicyCheckArgs),
     /// Simulates a leaking backend under a policy, without one, and with a restart every N requests; or
     /// plays recorded requests for several models.
     Simulate(Box<simulate::SimulateArgs>),
 }
 
-pub(crate) fn run(command: PolicyCommand) -> Result<(), Failure> {
+pub(crate) fn run(command: PolicyCommand) -> Result<(), CommandError> {
     match command {
         PolicyCommand::Replay(args) => replay::run(&args),
         PolicyCommand::Check(args) => check::run(args),

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
-use warden_policies::loading::simulate::{Request, Trace, TraceModel, TraceScore, run};
+use warden_policies::loading::simulate::{RequestTrace, TraceModel, TraceRequest, TraceScore, run};
 use warden_policies::{ByteSize, phrases};
 
 use super::simulate::SimulateArgs;
 use crate::cli::block_on;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::needs;
 use crate::config::resolve::{ResolvedConfig, resolve, store};
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
 
 /// The required fields of a line of the access log.
@@ -29,8 +29,8 @@ struct AccessLogLine {
     total_ms: f64,
 }
 
-pub(super) fn play_trace(args: &SimulateArgs, path: &Path) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(super) fn play_trace(args: &SimulateArgs, path: &Path) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let trace = read_trace(args, path, &loaded, &machine)?;
     let score = run(&trace, &loaded.settings.loading);
@@ -41,12 +41,12 @@ pub(super) fn play_trace(args: &SimulateArgs, path: &Path) -> Result<(), Failure
 fn read_trace(
     args: &SimulateArgs,
     path: &Path,
-    loaded: &Loaded,
-    machine: &Machine,
-) -> Result<Trace, Failure> {
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+) -> Result<RequestTrace, CommandError> {
     let wrong = |why: String| {
         let hint = "it takes an access log in JSON: `log.format = \"json\"` and `log.access = \"FILE\"`";
-        Failure::hinted(format!("{}: {why}", path.display()), hint)
+        CommandError::hinted(format!("{}: {why}", path.display()), hint)
     };
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let mut resolved = resolve(loaded, machine, false)?;
@@ -77,22 +77,22 @@ fn read_trace(
     // The log has a line at the end of each request, so a request may start before the time of the first
     // line.
     let earliest = requests.iter().map(|(at, ..)| *at).fold(0.0, f64::min);
-    let mut requests: Vec<Request> = requests
+    let mut requests: Vec<TraceRequest> = requests
         .into_iter()
-        .map(|(at, model, takes)| Request {
+        .map(|(at, model, takes)| TraceRequest {
             at: Duration::try_from_secs_f64((at - earliest) / 1000.0).unwrap_or_default(),
             model,
             takes,
         })
         .collect();
     requests.sort_by_key(|request| request.at);
-    Ok(Trace { name: path.display().to_string(), memory: args.gpu_memory.0, models, requests })
+    Ok(RequestTrace { name: path.display().to_string(), memory: args.gpu_memory.0, models, requests })
 }
 
-fn tenant(args: &SimulateArgs, resolved: &ResolvedConfig, name: &str) -> Result<TraceModel, Failure> {
+fn tenant(args: &SimulateArgs, resolved: &ResolvedConfig, name: &str) -> Result<TraceModel, CommandError> {
     let spec = resolved.fleet.models.iter().find(|spec| spec.name.as_str() == name);
     let needs = spec.and_then(|spec| spec.loading.needs.as_ref()).ok_or_else(|| {
-        Failure::hinted(
+        CommandError::hinted(
             format!("the access log names model `{name}`, and what it needs is not known"),
             "give its configuration with --config; `llama-warden plan` says why a model is not known",
         )
@@ -102,7 +102,7 @@ fn tenant(args: &SimulateArgs, resolved: &ResolvedConfig, name: &str) -> Result<
     Ok(TraceModel { name: name.to_owned(), bytes, load: args.load_time, slots })
 }
 
-fn text(trace: &Trace, score: &TraceScore) -> String {
+fn text(trace: &RequestTrace, score: &TraceScore) -> String {
     let sizes: Vec<String> =
         trace.models.iter().map(|model| format!("{} {}", model.name, ByteSize(model.bytes))).collect();
     let wait = |time: Duration| phrases::time(time.as_secs_f64());
@@ -127,7 +127,7 @@ fn text(trace: &Trace, score: &TraceScore) -> String {
     )
 }
 
-fn as_json(trace: &Trace, score: &TraceScore) -> serde_json::Value {
+fn as_json(trace: &RequestTrace, score: &TraceScore) -> serde_json::Value {
     json!({
         "trace": trace.name,
         "requests": trace.requests.len(),

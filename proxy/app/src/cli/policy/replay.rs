@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use clap::Args;
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::{ByteSize, Sample, trace};
+use warden_policies::{BackendSample, ByteSize, trace};
 
-use crate::advice::{self, Server};
+use crate::advice::{self, AdvisedServer};
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
-use crate::config::policy::Policy;
+use crate::config::machine::HostMachine;
+use crate::config::policy::PolicyConfig;
 use crate::config::policy_file::load_policy;
-use crate::config::settings::Model;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::settings::ModelConfig;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
-use crate::replay::{self, Told};
+use crate::replay::{self, ReplaySettings};
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
@@ -69,13 +69,13 @@ enum CacheRamLimit {
     None,
 }
 
-pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), CommandError> {
     let (told, server) = args.told()?;
-    let recordings: Vec<(&Path, Vec<Sample>)> = args
+    let recordings: Vec<(&Path, Vec<BackendSample>)> = args
         .traces
         .iter()
         .map(|path| Ok((path.as_path(), readings(path)?)))
-        .collect::<Result<_, Failure>>()?;
+        .collect::<Result<_, CommandError>>()?;
     let mut text = String::new();
     for (path, samples) in &recordings {
         let done = replay::replay(&told, samples);
@@ -95,22 +95,22 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
 }
 
 /// Reads a recording.
-pub(crate) fn readings(path: &Path) -> Result<Vec<Sample>, Failure> {
+pub(crate) fn readings(path: &Path) -> Result<Vec<BackendSample>, CommandError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::usage(format!("{shown}: the recording cannot be read: {error}"), "check the path")
+        CommandError::usage(format!("{shown}: the recording cannot be read: {error}"), "check the path")
     })?;
     let samples = trace::parse(&text).map_err(|error| {
         let message = error.to_string();
         let what = message.strip_prefix(&format!("line {}: ", error.line)).unwrap_or(&message);
-        Failure::usage(
+        CommandError::usage(
             format!("{shown}:{}: {what}", error.line),
             "each line is a JSON object like {\"t\": 0.4, \"edge\": \"idle\", \"in_flight\": 0, \"requests\": 1, \
              \"rss_anon_kib\": 363876, \"vram_mib\": 3090}",
         )
     })?;
     if samples.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             format!("{shown}: there is no reading in it"),
             "`record = true` of a model writes recordings to `traces` in the state directory",
         ));
@@ -120,12 +120,12 @@ pub(crate) fn readings(path: &Path) -> Result<Vec<Sample>, Failure> {
 
 impl ReplayArgs {
     /// Settings of the backend, and its server if a configured model is named.
-    fn told(&self) -> Result<(Told, Option<Server>), Failure> {
-        let machine = Machine::read();
+    fn told(&self) -> Result<(ReplaySettings, Option<AdvisedServer>), CommandError> {
+        let machine = HostMachine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
         let model = self.model.as_deref().map(|name| find(&loaded, name)).transpose()?;
         let given = self.policy.as_deref().map(load_policy).transpose()?;
-        let policy: &Policy = match (&given, model) {
+        let policy: &PolicyConfig = match (&given, model) {
             (Some(policy), _) => policy,
             (None, Some((_, model))) => &model.policy,
             (None, None) => &loaded.defaults.policy,
@@ -133,7 +133,7 @@ impl ReplayArgs {
         let server = model.map(|(name, model)| started(&loaded, &machine, name, model)).transpose()?;
         // Use this machine's memory only for a model of its configuration.
         let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
-        let told = Told {
+        let told = ReplaySettings {
             policy: policy.recycle(host_total),
             growth: loaded.settings.growth.clone(),
             allowance: self.allowance(server.as_ref(), host_total)?,
@@ -146,7 +146,11 @@ impl ReplayArgs {
 
     /// Declared memory. Flags of this command override those of the model's command; without either,
     /// nothing is declared.
-    fn allowance(&self, started: Option<&ResolvedServer>, memory: Option<ByteSize>) -> Result<u64, Failure> {
+    fn allowance(
+        &self,
+        started: Option<&ResolvedServer>,
+        memory: Option<ByteSize>,
+    ) -> Result<u64, CommandError> {
         let given = self.cache_ram.is_some() || self.ctx_checkpoints.is_some();
         if let Some(started) = started.filter(|_| !given) {
             return Ok(started.allowance);
@@ -157,7 +161,7 @@ impl ReplayArgs {
             // Use the same half as for a running server.
             (Some(CacheRamLimit::None), Some(memory)) => ByteSize(memory.0 / 2),
             (Some(CacheRamLimit::None), None) => {
-                return Err(Failure::usage(
+                return Err(CommandError::usage(
                     "--cache-ram -1 is a cache without a bound, of which half of the machine's memory counts",
                     "give the memory of the machine with --host-memory, like `--host-memory 64GiB`",
                 ));
@@ -171,12 +175,17 @@ impl ReplayArgs {
 
 /// A model's server as it would start on this machine.
 struct ResolvedServer {
-    server: Server,
+    server: AdvisedServer,
     allowance: u64,
 }
 
 /// Resolves the server of a model. Ignores missing model files, because nothing is started.
-fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Result<ResolvedServer, Failure> {
+fn started(
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+    name: &str,
+    model: &ModelConfig,
+) -> Result<ResolvedServer, CommandError> {
     let server = loaded.launch(machine, name, model)?;
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| !server.env_remove.contains(name));
@@ -187,7 +196,7 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
     let facts = server.facts.as_ref();
     Ok(ResolvedServer {
         allowance: allowance.bytes(),
-        server: Server {
+        server: AdvisedServer {
             build: facts.and_then(|facts| facts.number),
             backend: facts
                 .and_then(|facts| facts.provenance.as_ref())
@@ -203,8 +212,11 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
 }
 
 /// Finds a model of the configuration.
-pub(crate) fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a Model), Failure> {
-    let of = |(own, model): &'a (String, Model)| (own.as_str(), model);
+pub(crate) fn find<'a>(
+    loaded: &'a LoadedConfig,
+    name: &str,
+) -> Result<(&'a str, &'a ModelConfig), CommandError> {
+    let of = |(own, model): &'a (String, ModelConfig)| (own.as_str(), model);
     let mut models = loaded.models.iter().map(of);
     models.find(|(own, model)| *own == name || model.aliases.iter().any(|alias| alias == name)).ok_or_else(
         || {
@@ -213,7 +225,7 @@ pub(crate) fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a M
                 [] => "give the configuration with --config".to_owned(),
                 known => format!("there are {}", known.join(", ")),
             };
-            Failure::usage(format!("--model {name}: there is no such model in the configuration"), hint)
+            CommandError::usage(format!("--model {name}: there is no such model in the configuration"), hint)
         },
     )
 }

@@ -8,18 +8,20 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use warden_policies::defaults::parse_duration;
-use warden_policies::growth::Unit;
+use warden_policies::growth::WorkUnit;
 use warden_policies::recycle::GrowthMode;
-use warden_policies::schedule::Windows;
-use warden_policies::simulate::{Outcome, Policy, Report, Scenario, compare};
+use warden_policies::schedule::DayWindows;
+use warden_policies::simulate::{
+    SimulatedPolicy, SimulationReport, SimulationScenario, StrategyOutcome, compare,
+};
 use warden_policies::units::exact;
-use warden_policies::world::{Leak, Load, MemoryBackground, World};
+use warden_policies::world::{MemoryBackground, SimulatedWorld, WorldLeak, WorldLoad};
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::policy_file::load_policy;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 
 use super::models;
@@ -118,7 +120,7 @@ enum LeakUnitArg {
     Hour,
 }
 
-impl From<LeakUnitArg> for Unit {
+impl From<LeakUnitArg> for WorkUnit {
     fn from(arg: LeakUnitArg) -> Self {
         match arg {
             LeakUnitArg::Request => Self::Request,
@@ -149,7 +151,7 @@ fn share(text: &str) -> Result<f64, String> {
     if (0.0..=1.0).contains(&number) { Ok(number) } else { Err("a number from 0 to 1 is needed".to_owned()) }
 }
 
-pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
     if let Some(path) = &args.trace {
         return models::play_trace(args, path);
     }
@@ -164,52 +166,52 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
 }
 
 impl SimulateArgs {
-    fn scenario(&self) -> Result<Scenario, Failure> {
-        let asleep: Windows = if self.asleep.is_empty() {
-            Windows::ALWAYS
+    fn scenario(&self) -> Result<SimulationScenario, CommandError> {
+        let asleep: DayWindows = if self.asleep.is_empty() {
+            DayWindows::ALWAYS
         } else {
             let wrong = |error: warden_policies::schedule::WindowError| {
-                Failure::usage(format!("--asleep: {error}"), "write it like `--asleep 22:00-06:00`")
+                CommandError::usage(format!("--asleep: {error}"), "write it like `--asleep 22:00-06:00`")
             };
             self.asleep.parse().map_err(wrong)?
         };
-        let awake = if asleep == Windows::ALWAYS {
+        let awake = if asleep == DayWindows::ALWAYS {
             1.0
         } else {
-            let day = warden_policies::schedule::DAY;
+            let day = warden_policies::schedule::DAY_MINUTES;
             f64::from(day - asleep.minutes()) / f64::from(day)
         };
         let requests = (self.hours * awake * self.requests_per_hour).round();
         if !(1.0..=MAX_REQUESTS).contains(&requests) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 format!("{requests} requests are to be simulated: it is from 1 to {MAX_REQUESTS}"),
                 "change --hours or --requests-per-hour",
             ));
         }
         if self.fresh >= self.memory || self.fresh_vram.is_some_and(|fresh| fresh >= self.gpu_memory) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "a fresh process would not fit into the memory",
                 "--fresh has to be below --memory, and --fresh-vram below --gpu-memory",
             ));
         }
-        let leak = |size: ByteSize| (size.0 > 0).then(|| Leak::of(self.per.into(), exact(size.0)));
+        let leak = |size: ByteSize| (size.0 > 0).then(|| WorldLeak::of(self.per.into(), exact(size.0)));
         let cache = ByteSize::mib(self.cache_ram);
-        let mut world = World::quiet(self.seed);
+        let mut world = SimulatedWorld::quiet(self.seed);
         world.host = self.fresh.0;
         world.vram = self.fresh_vram.map(|size| size.0);
         world.leaks.extend(leak(self.leak));
         // A CUDA pool grows by 2 MiB at a time.
-        world.vram_leaks.extend(leak(self.vram_leak).map(|leak| Leak { step: 2 << 20, ..leak }));
+        world.vram_leaks.extend(leak(self.vram_leak).map(|leak| WorldLeak { step: 2 << 20, ..leak }));
         if cache.0 > 0 {
             world
                 .backgrounds
                 .push(MemoryBackground::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: exact(cache.0) });
         }
-        world.load = Load {
+        world.load = WorldLoad {
             per_second: self.requests_per_hour / 3600.0,
             steady: self.pattern == ArrivalPattern::Steady,
             images: self.images,
-            ..Load::default()
+            ..WorldLoad::default()
         };
         #[expect(
             clippy::cast_possible_truncation,
@@ -217,7 +219,7 @@ impl SimulateArgs {
             reason = "checked to be a whole number from 1 to two millions"
         )]
         let requests = requests as u64;
-        Ok(Scenario {
+        Ok(SimulationScenario {
             world,
             requests,
             memory: self.memory.0,
@@ -231,12 +233,12 @@ impl SimulateArgs {
     }
 
     /// The policy, and a description of its source.
-    fn policy(&self) -> Result<(Policy, String), Failure> {
-        let machine = Machine::read();
+    fn policy(&self) -> Result<(SimulatedPolicy, String), CommandError> {
+        let machine = HostMachine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
         // Percentages refer to the memory of the simulated machine, not of this one.
         let growth = loaded.settings.growth.clone();
-        let of = |policy: &crate::config::policy::Policy| Policy {
+        let of = |policy: &crate::config::policy::PolicyConfig| SimulatedPolicy {
             recycle: policy.recycle(None),
             growth: growth.clone(),
         };
@@ -255,8 +257,13 @@ impl SimulateArgs {
         })
     }
 
-    fn as_json(&self, scenario: &Scenario, policy: &str, report: &Report) -> serde_json::Value {
-        let unit: Unit = self.per.into();
+    fn as_json(
+        &self,
+        scenario: &SimulationScenario,
+        policy: &str,
+        report: &SimulationReport,
+    ) -> serde_json::Value {
+        let unit: WorkUnit = self.per.into();
         json!({
             "scenario": {
                 "leak_bytes": self.leak.0,
@@ -278,12 +285,12 @@ impl SimulateArgs {
     }
 }
 
-fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
+fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String {
     let counter = report.counter.as_ref();
     let every = counter
         .map_or_else(|| "restart every N requests".to_owned(), |one| format!("restart {}", one.strategy));
     let head = ["", "this policy", "no policy", &every].map(str::to_owned).to_vec();
-    let row = |name: &str, of: &dyn Fn(&Outcome) -> String| {
+    let row = |name: &str, of: &dyn Fn(&StrategyOutcome) -> String| {
         vec![
             name.to_owned(),
             of(&report.policy),
@@ -299,7 +306,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
         row("out of memory", &|one| one.out_of_memory.to_string()),
         row("requests failed", &|one| one.failed.to_string()),
     ];
-    let unit: Unit = args.per.into();
+    let unit: WorkUnit = args.per.into();
     let mut leaks = Vec::new();
     for (memory, size) in [("host memory", args.leak), ("VRAM", args.vram_leak)] {
         if size.0 > 0 {
@@ -333,7 +340,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &Report) -> String {
 }
 
 /// Formats restarts with their reasons: `12 (growth 10, host_soft 2)`.
-fn restarts(outcome: &Outcome) -> String {
+fn restarts(outcome: &StrategyOutcome) -> String {
     if outcome.reasons.is_empty() {
         return outcome.restarts.to_string();
     }
@@ -363,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_policy_is_shown_beside_none_and_beside_a_count() {
-        let outcome = |strategy: &str, restarts, out_of_memory| Outcome {
+        let outcome = |strategy: &str, restarts, out_of_memory| StrategyOutcome {
             strategy: strategy.to_owned(),
             requests: 43_200,
             hours: 72.0,
@@ -372,14 +379,14 @@ mod tests {
             failed: out_of_memory * 5,
             waited_minutes: 1.25,
             waited: 17,
-            ..Outcome::default()
+            ..StrategyOutcome::default()
         };
-        let policy = Outcome {
+        let policy = StrategyOutcome {
             reasons: vec![("growth".to_owned(), 10), ("host_soft".to_owned(), 2)],
             held: vec!["the last replacement was too recent".to_owned()],
             ..outcome("policy", 12, 0)
         };
-        let report = Report {
+        let report = SimulationReport {
             nothing: outcome("nothing", 3, 3),
             counter: Some(outcome("every 7200 requests", 6, 1)),
             policy,
@@ -387,7 +394,12 @@ mod tests {
             caused: 1,
         };
         let both = args(&["--leak", "1MiB", "--vram-leak", "2MiB", "--per", "image"]);
-        let none = Report { nothing: outcome("nothing", 0, 0), counter: None, caused: 0, ..report.clone() };
+        let none = SimulationReport {
+            nothing: outcome("nothing", 0, 0),
+            counter: None,
+            caused: 0,
+            ..report.clone()
+        };
         let told = [text(&both, "of model m", &report), text(&args(&["--leak", "0"]), "of a.toml", &none)];
         let refused = [["--fresh", "1TiB"], ["--hours", "0.0001"], ["--asleep", "2-5"]]
             .map(|wrong| args(&wrong).scenario().unwrap_err().lines().join("\n"));

@@ -6,12 +6,12 @@ use warden_policies::ByteSize;
 use warden_policies::units::MIB;
 
 use super::model::DemoModel;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// First line of the file.
-const HEAD: &str = "# Written by `llama-warden quickstart`";
+const FILE_HEADER: &str = "# Written by `llama-warden quickstart`";
 
-pub(super) struct ConfigFile {
+pub(super) struct DemoConfigFile {
     pub(super) path: PathBuf,
     pub(super) port: u16,
     pub(super) binary: PathBuf,
@@ -20,7 +20,7 @@ pub(super) struct ConfigFile {
     pub(super) hard: Option<ByteSize>,
 }
 
-impl ConfigFile {
+impl DemoConfigFile {
     fn text(&self) -> String {
         let text = |path: &Path| toml::Value::String(path.display().to_string());
         let budget = self.hard.map_or_else(String::new, |hard| {
@@ -32,7 +32,7 @@ impl ConfigFile {
         });
         let name = self.model.name;
         format!(
-            "{HEAD}; every key: docs/configuration.md.\n\
+            "{FILE_HEADER}; every key: docs/configuration.md.\n\
              [server]\nport = {}\n\n[log]\nlevel = \"warn\"\n\n[sensors]\ninterval = \"500ms\"\n\n\
              [models.{name}]\nbinary = {}\nmodel = {}\n\
              args = [\"-c\", \"4096\", \"-np\", \"2\", \"-t\", \"1\", \"--cache-ram\", \"2048\"]\n\
@@ -45,14 +45,14 @@ impl ConfigFile {
         )
     }
 
-    pub(super) fn write(&self) -> Result<(), Failure> {
-        let failed = |error| Failure::failed(format!("writing {}: {error}", self.path.display()));
+    pub(super) fn write(&self) -> Result<(), CommandError> {
+        let failed = |error| CommandError::failed(format!("writing {}: {error}", self.path.display()));
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
         }
         let there = std::fs::read_to_string(&self.path).unwrap_or_default();
-        if !there.is_empty() && !there.starts_with(HEAD) {
-            return Err(Failure::usage(
+        if !there.is_empty() && !there.starts_with(FILE_HEADER) {
+            return Err(CommandError::usage(
                 format!("{} is there, and `quickstart` did not write it", self.path.display()),
                 "move it away, or set `paths.state_dir`",
             ));

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Number of concurrent clients: more than the two slots of the sample server, so that some always wait.
 const CLIENTS: u64 = 4;
@@ -16,7 +16,7 @@ const PROMPT_WORDS: u64 = 150;
 
 /// Results of the clients.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ClientTally {
     pub(super) sent: u64,
     /// One message per failed request.
     pub(super) failures: Vec<String>,
@@ -25,12 +25,12 @@ pub(super) struct Tally {
 }
 
 /// Running clients.
-pub(super) struct Load {
+pub(super) struct DemoClients {
     stop: CancellationToken,
-    clients: JoinSet<Tally>,
+    clients: JoinSet<ClientTally>,
 }
 
-impl Load {
+impl DemoClients {
     pub(super) fn start(url: &str, model: &'static str) -> Self {
         let stop = CancellationToken::new();
         let mut clients = JoinSet::new();
@@ -41,9 +41,9 @@ impl Load {
     }
 
     /// Stops sending, and waits for running requests.
-    pub(super) async fn stop(mut self) -> Tally {
+    pub(super) async fn stop(mut self) -> ClientTally {
         self.stop.cancel();
-        let mut all = Tally::default();
+        let mut all = ClientTally::default();
         while let Some(joined) = self.clients.join_next().await {
             match joined {
                 Ok(one) => {
@@ -58,8 +58,8 @@ impl Load {
     }
 }
 
-async fn work(url: String, model: &'static str, client: u64, stop: CancellationToken) -> Tally {
-    let mut tally = Tally::default();
+async fn work(url: String, model: &'static str, client: u64, stop: CancellationToken) -> ClientTally {
+    let mut tally = ClientTally::default();
     while !stop.is_cancelled() {
         let number = tally.sent * CLIENTS + client;
         let begun = Instant::now();
@@ -91,8 +91,8 @@ fn prompt(number: u64) -> String {
 }
 
 /// Asks one question and returns the generated text.
-pub(super) async fn ask(url: &str, model: &str, question: &str, tokens: u64) -> Result<String, Failure> {
-    let failed = |error| Failure::failed(format!("the first request failed: {error}"));
+pub(super) async fn ask(url: &str, model: &str, question: &str, tokens: u64) -> Result<String, CommandError> {
+    let failed = |error| CommandError::failed(format!("the first request failed: {error}"));
     send(url, &request(model, question, tokens, false)).await.map_err(failed)
 }
 

@@ -12,24 +12,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use warden_builder::{BackendWish, Built, Request};
+use warden_builder::{BackendChoice, BuildRequest, StoredBuild};
 use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
 
 use super::ConfigArgs;
 use super::build::{self, ArchArgs, PatchArgs};
-use crate::config::machine::Machine;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
-use crate::serve::{self, Plan, Server, Signals, Sockets};
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
+use crate::serve::{self, ActivatedSockets, ConfigSource, RunningInstance, SignalHandlers};
 use crate::{logging, out};
 
 mod file;
 mod load;
 mod model;
 
-use file::ConfigFile;
+use file::DemoConfigFile;
 use model::DemoModel;
 
 #[derive(Debug, Args)]
@@ -46,7 +46,7 @@ pub(crate) struct QuickstartArgs {
     /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal. The CPU suffices for the tiny model,
     /// and a build for a GPU takes many times as long.
     #[arg(long, value_name = "NAME", default_value = "cpu")]
-    backend: BackendWish,
+    backend: BackendChoice,
     #[command(flatten)]
     arch: ArchArgs,
     /// Option for cmake, as NAME=VALUE. May be repeated.
@@ -64,15 +64,15 @@ pub(crate) struct QuickstartArgs {
 /// Time limit for the replacement.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Number of steps.
-const STEPS: u32 = 6;
+const STEP_COUNT: u32 = 6;
 
 /// Runs the command. Must be called on the main thread, which forks.
-pub(crate) fn run(args: QuickstartArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: QuickstartArgs) -> Result<(), CommandError> {
     serve::with_nursery(|nursery| quickstart(args, nursery))
 }
 
-async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), Failure> {
-    let machine = Machine::read();
+async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     let loaded = ConfigArgs::default().load(&machine, Vec::new())?;
     let dirs = loaded.dirs(&machine)?;
 
@@ -99,11 +99,11 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let model = DemoModel::obtain(args.sample_model, &loaded, &machine, &store).await?;
 
     // Handle signals from here on: running processes must be ended in order.
-    let mut signals = Signals::new()?;
+    let mut signals = SignalHandlers::new()?;
 
     print_step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
     let config = dirs.state.join("quickstart.toml");
-    let mut file = ConfigFile {
+    let mut file = DemoConfigFile {
         path: config.clone(),
         port: args.port.unwrap_or(defaults().server.port),
         binary: built.binary,
@@ -112,7 +112,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     };
     file.write()?;
     hand(&format!("llama-warden serve --config {}", config.display()))?;
-    let plan = Plan {
+    let plan = ConfigSource {
         config: ConfigArgs { config: Some(config), set: Vec::new() },
         flags: Vec::new(),
         any_name: false,
@@ -142,13 +142,17 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
 }
 
 /// Step 1: builds llama-server.
-async fn build_server(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Result<Built, Failure> {
+async fn build_server(
+    args: &QuickstartArgs,
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+) -> Result<StoredBuild, CommandError> {
     let numbers = &loaded.settings.build;
     build::with_builder(loaded, machine, async |builder| {
         let source = build::source(&builder, args.source.as_deref(), numbers).await?;
         let jobs = args.jobs.map(NonZeroUsize::get);
         let patches = PatchArgs::default().selection(build::sets(loaded, machine)?)?;
-        let request = Request {
+        let request = BuildRequest {
             backend: args.backend,
             arch: args.arch.arch.clone(),
             jobs,
@@ -162,11 +166,11 @@ async fn build_server(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine)
 
 /// Steps 4 to 6, with a running server.
 async fn demonstrate_replacement(
-    plan: &Plan,
-    machine: &Machine,
-    server: &mut Server,
-    file: &mut ConfigFile,
-) -> Result<(), Failure> {
+    plan: &ConfigSource,
+    machine: &HostMachine,
+    server: &mut RunningInstance,
+    file: &mut DemoConfigFile,
+) -> Result<(), CommandError> {
     let url = format!("http://{}", server.address());
 
     print_step(4, "Request: the endpoint answers with generated tokens")?;
@@ -197,7 +201,7 @@ async fn demonstrate_replacement(
     hand("llama-warden status; llama-warden events -f")?;
     let (tally, entry) = load_until_replaced(&url, file.model.name, server).await?;
     let text = serde_json::to_string(&entry)
-        .map_err(|error| Failure::failed(format!("cannot print the ledger entry: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("cannot print the ledger entry: {error}")))?;
     done(&format!("one replacement, in the ledger {}:", server.ledger().display()))?;
     out::line(&format!("      {text}"))?;
     let charged = |memory: Option<warden_policies::sample::HostMemory>| {
@@ -216,7 +220,7 @@ async fn demonstrate_replacement(
     }
     out::line(&format!("\n{} requests sent, {} requests failed", tally.sent, tally.failures.len()))?;
     if !tally.failures.is_empty() {
-        return Err(Failure::failed(
+        return Err(CommandError::failed(
             "requests failed during the replacement: this must not happen, please report it",
         ));
     }
@@ -231,10 +235,10 @@ async fn demonstrate_replacement(
 async fn load_until_replaced(
     url: &str,
     model: &'static str,
-    server: &Server,
-) -> Result<(load::Tally, LedgerEntry), Failure> {
+    server: &RunningInstance,
+) -> Result<(load::ClientTally, LedgerEntry), CommandError> {
     let mut events = server.fleet().events().receiver;
-    let clients = load::Load::start(url, model);
+    let clients = load::DemoClients::start(url, model);
     let replaced = tokio::time::timeout(REPLACEMENT_TIMEOUT, async {
         loop {
             match events.recv().await {
@@ -252,10 +256,10 @@ async fn load_until_replaced(
     let tally = clients.stop().await;
     match replaced {
         Ok(Some(entry)) => match &entry.failed {
-            Some(why) => Err(Failure::failed(format!("the replacement failed: {why}"))),
+            Some(why) => Err(CommandError::failed(format!("the replacement failed: {why}"))),
             None => Ok((tally, *entry)),
         },
-        _ => Err(Failure::hinted(
+        _ => Err(CommandError::hinted(
             format!(
                 "no replacement within {} s, after {} requests",
                 REPLACEMENT_TIMEOUT.as_secs(),
@@ -268,12 +272,12 @@ async fn load_until_replaced(
 
 /// Starts the server; on any port if the default 8080 is taken.
 async fn start(
-    plan: &Plan,
-    machine: &Machine,
+    plan: &ConfigSource,
+    machine: &HostMachine,
     nursery: NurseryHandle,
-    file: &mut ConfigFile,
+    file: &mut DemoConfigFile,
     any_port: bool,
-) -> Result<Server, Failure> {
+) -> Result<RunningInstance, CommandError> {
     if any_port && std::net::TcpListener::bind(("127.0.0.1", file.port)).is_err() {
         out::line(&format!("      port {} is taken, so the system chooses one", file.port))?;
         file.port = 0;
@@ -281,16 +285,16 @@ async fn start(
     }
     let resolved = plan.resolve(machine).await?;
     logging::init(&resolved.log, false)?;
-    Box::pin(Server::start(resolved, machine, nursery, Sockets::default())).await
+    Box::pin(RunningInstance::start(resolved, machine, nursery, ActivatedSockets::default())).await
 }
 
 /// The memory of the backend, after its first reading.
-async fn host_bytes(fleet: &Fleet) -> Result<u64, Failure> {
+async fn host_bytes(fleet: &Fleet) -> Result<u64, CommandError> {
     let mut views = fleet.subscribe();
     let read = views.wait_for(|view| {
         view.models.iter().flat_map(|model| &model.backends).any(|backend| backend.host.is_some())
     });
-    let missing = || Failure::failed("the backend's memory could not be read");
+    let missing = || CommandError::failed("the backend's memory could not be read");
     let view = tokio::time::timeout(REPLACEMENT_TIMEOUT, read)
         .await
         .map_err(|_| missing())?
@@ -303,7 +307,7 @@ async fn host_bytes(fleet: &Fleet) -> Result<u64, Failure> {
         .ok_or_else(missing)
 }
 
-fn leave_running(server: &Server) -> Result<(), Failure> {
+fn leave_running(server: &RunningInstance) -> Result<(), CommandError> {
     let url = format!("http://{}", server.address());
     out::line(&format!(
         "\nThe server goes on at {url} until Ctrl-C. In another terminal:\n  llama-warden status\n  \
@@ -311,14 +315,14 @@ fn leave_running(server: &Server) -> Result<(), Failure> {
     ))
 }
 
-fn print_step(number: u32, what: &str) -> Result<(), Failure> {
-    out::line(&format!("\n[{number}/{STEPS}] {what}"))
+fn print_step(number: u32, what: &str) -> Result<(), CommandError> {
+    out::line(&format!("\n[{number}/{STEP_COUNT}] {what}"))
 }
 
-fn hand(command: &str) -> Result<(), Failure> {
+fn hand(command: &str) -> Result<(), CommandError> {
     out::line(&format!("      by hand: {command}"))
 }
 
-fn done(what: &str) -> Result<(), Failure> {
+fn done(what: &str) -> Result<(), CommandError> {
     out::line(&format!("      {what}"))
 }

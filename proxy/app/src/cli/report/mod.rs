@@ -26,8 +26,8 @@ use warden_policies::ByteSize;
 use self::clean::ReportCleaner;
 use self::contents::ReportContents;
 use super::control::InstanceArgs;
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::{clock, out};
 
 #[derive(Debug, Args)]
@@ -46,15 +46,15 @@ pub(crate) struct ReportArgs {
     instance: InstanceArgs,
 }
 
-pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     let asks = io::stdin().is_terminal() && out::stderr_is_terminal();
     if !args.list && !args.yes && !asks {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "report: nobody can be asked here whether what is in it may be written",
             "use `--list` to see what would be in it, and `--yes` to write it",
         ));
     }
-    let machine = Machine::read();
+    let machine = HostMachine::read();
     let path = place(args.out.as_deref(), &machine.cwd);
     // Check the path first, because gathering takes a moment.
     if !args.list {
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
 }
 
 /// Gathers all data, cleaned.
-fn gather(args: &ReportArgs, machine: &Machine) -> Result<ReportContents, Failure> {
+fn gather(args: &ReportArgs, machine: &HostMachine) -> Result<ReportContents, CommandError> {
     let loaded = args.instance.load(machine);
     let mut contents = ReportContents::new(ReportCleaner::of(loaded.as_ref().ok(), machine));
     let dirs = loaded.as_ref().ok().and_then(|loaded| loaded.dirs(machine).ok());
@@ -113,12 +113,12 @@ fn place(out: Option<&Path>, cwd: &Path) -> PathBuf {
     }
 }
 
-fn ask_consent(question: &str) -> Result<bool, Failure> {
+fn ask_consent(question: &str) -> Result<bool, CommandError> {
     out::error_text(question);
-    io::stderr().flush().map_err(|_| Failure::Pipe)?;
+    io::stderr().flush().map_err(|_| CommandError::Pipe)?;
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
-    read.map_err(|error| Failure::failed(format!("cannot read an answer: {error}")))?;
+    read.map_err(|error| CommandError::failed(format!("cannot read an answer: {error}")))?;
     Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
 }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::contents::tame;
 use super::*;
-use crate::config::source::layers::{Sources, load};
+use crate::config::source::layers::{ConfigSources, load};
 
 const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
 const KEY: &str = "correct-horse-battery-9";
@@ -33,8 +33,8 @@ fn planted() -> ReportContents {
         "[defaults.env]\nHF_TOKEN = \"{TOKEN}\"\n[models.a]\nargs = [\"--api-key\", \"{KEY}\", \"-mu\", \"https://h/m?sig={KEY}\"]\n"
     );
     std::fs::write(&file, text).unwrap();
-    let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
-    let mut machine = Machine::read();
+    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+    let mut machine = HostMachine::read();
     machine.env = vec![("SOME_SECRET".into(), "a-secret-of-the-environment-1".into())];
     let mut contents = ReportContents::new(ReportCleaner::of(Some(&loaded), &machine));
     here::gather(&mut contents, Ok(&loaded), &machine);

@@ -5,15 +5,15 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::unit::{Found, judge};
-use crate::exit::Failure;
+use super::unit::{UnitFileState, judge};
+use crate::exit::CommandError;
 
 /// Maximum number of kept copies of one file.
 const MAX_COPIES: u32 = 1000;
 
 /// Result of writing or removing a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum UnitFileChange {
     Written,
     /// Replaced an older unit written by llama-warden.
     Renewed,
@@ -27,13 +27,13 @@ pub(super) enum Done {
 ///
 /// # Errors
 /// The file is an operator's, or cannot be written.
-pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<Done, Failure> {
+pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<UnitFileChange, CommandError> {
     let done = match inspect_file(path, text)? {
-        Found::Nothing => Done::Written,
-        Found::Same => return Ok(Done::Nothing),
-        Found::Ours => Done::Renewed,
-        Found::Theirs if force => Done::Kept(keep(path)?),
-        Found::Theirs => return Err(theirs(path, "writes ours and keeps a copy of it")),
+        UnitFileState::Nothing => UnitFileChange::Written,
+        UnitFileState::Same => return Ok(UnitFileChange::Nothing),
+        UnitFileState::Ours => UnitFileChange::Renewed,
+        UnitFileState::Theirs if force => UnitFileChange::Kept(keep(path)?),
+        UnitFileState::Theirs => return Err(theirs(path, "writes ours and keeps a copy of it")),
     };
     write_atomically(path, text).map_err(|error| cannot("write", path, &error))?;
     Ok(done)
@@ -43,35 +43,35 @@ pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<Done, Failur
 ///
 /// # Errors
 /// The file is an operator's, or cannot be removed.
-pub(super) fn remove(path: &Path, force: bool) -> Result<Option<Done>, Failure> {
+pub(super) fn remove(path: &Path, force: bool) -> Result<Option<UnitFileChange>, CommandError> {
     match inspect_file(path, "")? {
-        Found::Nothing => return Ok(None),
-        Found::Theirs if force => return keep(path).map(|copy| Some(Done::Kept(copy))),
-        Found::Theirs => return Err(theirs(path, "takes it away and keeps a copy of it")),
-        Found::Same | Found::Ours => {}
+        UnitFileState::Nothing => return Ok(None),
+        UnitFileState::Theirs if force => return keep(path).map(|copy| Some(UnitFileChange::Kept(copy))),
+        UnitFileState::Theirs => return Err(theirs(path, "takes it away and keeps a copy of it")),
+        UnitFileState::Same | UnitFileState::Ours => {}
     }
     std::fs::remove_file(path).map_err(|error| cannot("remove", path, &error))?;
-    Ok(Some(Done::Written))
+    Ok(Some(UnitFileChange::Written))
 }
 
-fn theirs(path: &Path, forced: &str) -> Failure {
-    Failure::hinted(
+fn theirs(path: &Path, forced: &str) -> CommandError {
+    CommandError::hinted(
         format!("{} is not as we wrote it", path.display()),
         format!("`--force` {forced}; changes outlive all this in a drop-in: `systemctl edit llama-warden`"),
     )
 }
 
-fn cannot(what: &str, path: &Path, error: &io::Error) -> Failure {
+fn cannot(what: &str, path: &Path, error: &io::Error) -> CommandError {
     let hint = if error.kind() == io::ErrorKind::PermissionDenied { "as root, or with `--user`" } else { "" };
-    Failure::hinted(format!("cannot {what} {}: {error}", path.display()), hint)
+    CommandError::hinted(format!("cannot {what} {}: {error}", path.display()), hint)
 }
 
-fn inspect_file(path: &Path, wanted: &str) -> Result<Found, Failure> {
+fn inspect_file(path: &Path, wanted: &str) -> Result<UnitFileState, CommandError> {
     // A symbolic link is an operator's, whatever its target: linking to /dev/null masks a unit.
     match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(UnitFileState::Nothing),
         Err(error) => Err(cannot("look at", path, &error)),
-        Ok(facts) if !facts.is_file() => Ok(Found::Theirs),
+        Ok(facts) if !facts.is_file() => Ok(UnitFileState::Theirs),
         Ok(_) => {
             let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
             Ok(judge(Some(&String::from_utf8_lossy(&text)), wanted))
@@ -80,7 +80,7 @@ fn inspect_file(path: &Path, wanted: &str) -> Result<Found, Failure> {
 }
 
 /// Renames the file to a name that is not a unit's.
-fn keep(path: &Path) -> Result<PathBuf, Failure> {
+fn keep(path: &Path) -> Result<PathBuf, CommandError> {
     let named = |number: u32| {
         let mut name = path.as_os_str().to_owned();
         name.push(if number == 1 { ".old".to_owned() } else { format!(".old-{number}") });
@@ -88,7 +88,7 @@ fn keep(path: &Path) -> Result<PathBuf, Failure> {
     };
     let free = (1..MAX_COPIES).map(named).find(|copy| std::fs::symlink_metadata(copy).is_err());
     let copy = free.ok_or_else(|| {
-        Failure::failed(format!("there are {MAX_COPIES} copies of {} already", path.display()))
+        CommandError::failed(format!("there are {MAX_COPIES} copies of {} already", path.display()))
     })?;
     std::fs::rename(path, &copy).map_err(|error| cannot("keep a copy of", path, &error))?;
     Ok(copy)
@@ -115,9 +115,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("systemd/user/llama-warden.socket");
         let [old, new] = [8080, 9090].map(|port| socket("127.0.0.1", port).unwrap());
-        assert_eq!(write(&path, &old, false).unwrap(), Done::Written);
-        assert_eq!(write(&path, &old, false).unwrap(), Done::Nothing);
-        assert_eq!(write(&path, &new, false).unwrap(), Done::Renewed);
+        assert_eq!(write(&path, &old, false).unwrap(), UnitFileChange::Written);
+        assert_eq!(write(&path, &old, false).unwrap(), UnitFileChange::Nothing);
+        assert_eq!(write(&path, &new, false).unwrap(), UnitFileChange::Renewed);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         let changed = new.replace("Backlog=4096", "Backlog=1");
         for copy in ["llama-warden.socket.old", "llama-warden.socket.old-2"] {
@@ -128,10 +128,10 @@ mod tests {
             }
             assert_eq!(std::fs::read_to_string(&path).unwrap(), changed);
             let copy = path.with_file_name(copy);
-            assert_eq!(write(&path, &new, true).unwrap(), Done::Kept(copy.clone()));
+            assert_eq!(write(&path, &new, true).unwrap(), UnitFileChange::Kept(copy.clone()));
             assert_eq!(std::fs::read_to_string(copy).unwrap(), changed);
         }
-        assert_eq!(remove(&path, false).unwrap(), Some(Done::Written));
+        assert_eq!(remove(&path, false).unwrap(), Some(UnitFileChange::Written));
         assert_eq!(remove(&path, false).unwrap(), None);
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         assert!(write(&path, &new, false).is_err(), "somebody has masked it");

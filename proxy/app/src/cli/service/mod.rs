@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use self::file::Done;
-use self::reach::{Needed, User};
-use self::unit::{Facts, NAME, Scope};
+use self::file::UnitFileChange;
+use self::reach::{NeededFile, ServiceUser};
+use self::unit::{ServiceScope, UNIT_NAME, UnitValues};
 use crate::cli::ConfigArgs;
-use crate::config::machine::Machine;
-use crate::config::source::layers::{ENV_PREFIX, FlagSetting, Loaded};
-use crate::config::source::tree::{ConfigNode, Kind};
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::{ENV_PREFIX, FlagSetting, LoadedConfig};
+use crate::config::source::tree::{ConfigNode, ConfigValue};
+use crate::exit::CommandError;
 use crate::out;
 
 /// Folder for units of packages.
@@ -60,7 +60,7 @@ pub(crate) struct UnitArgs {
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
     /// User of the machine's service.
-    #[arg(long, value_name = "NAME", default_value = NAME)]
+    #[arg(long, value_name = "NAME", default_value = UNIT_NAME)]
     run_as: String,
     /// Adds a socket unit: systemd listens, and starts llama-warden at the first connection.
     #[arg(long)]
@@ -88,8 +88,8 @@ pub(crate) struct ServiceUninstallArgs {
     force: bool,
 }
 
-pub(crate) fn run(command: &ServiceCommand) -> Result<(), Failure> {
-    let machine = Machine::read();
+pub(crate) fn run(command: &ServiceCommand) -> Result<(), CommandError> {
+    let machine = HostMachine::read();
     match command {
         ServiceCommand::Show(args) => {
             let units = ServiceUnits::of(args, &machine)?;
@@ -103,26 +103,26 @@ pub(crate) fn run(command: &ServiceCommand) -> Result<(), Failure> {
 
 /// Units to write.
 struct ServiceUnits {
-    scope: Scope,
+    scope: ServiceScope,
     config: PathBuf,
     folder: PathBuf,
     /// Names and texts.
     files: Vec<(String, String)>,
     /// Files that the service must be able to use.
-    needed: Vec<Needed>,
+    needed: Vec<NeededFile>,
 }
 
 impl ServiceUnits {
-    fn of(args: &UnitArgs, machine: &Machine) -> Result<Self, Failure> {
+    fn of(args: &UnitArgs, machine: &HostMachine) -> Result<Self, CommandError> {
         let scope = args.scope.scope(machine);
         let config = match (&args.config, scope) {
             (Some(path), _) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
-            (None, Scope::System) => PathBuf::from("/etc/llama-warden/warden.toml"),
-            (None, Scope::User) => machine.config_dir().ok_or_else(homeless)?.join("warden.toml"),
+            (None, ServiceScope::System) => PathBuf::from("/etc/llama-warden/warden.toml"),
+            (None, ServiceScope::User) => machine.config_dir().ok_or_else(homeless)?.join("warden.toml"),
         };
         let program = args.program.clone().or_else(|| machine.exe.clone());
         let program = program.ok_or_else(|| {
-            Failure::hinted(
+            CommandError::hinted(
                 "it is not known where this program lies",
                 "name it: `--program /usr/bin/llama-warden`",
             )
@@ -130,7 +130,7 @@ impl ServiceUnits {
         let written = args.scope.within(&config);
         let loaded = load(&written, machine)?;
         let (drain, grace) = stop_times(&loaded);
-        let facts = Facts {
+        let facts = UnitValues {
             scope,
             program: &program,
             config: &config,
@@ -139,17 +139,17 @@ impl ServiceUnits {
             drain,
             grace,
         };
-        let mut files = vec![(format!("{NAME}.service"), unit::service(&facts))];
+        let mut files = vec![(format!("{UNIT_NAME}.service"), unit::service(&facts))];
         if args.socket {
             let server = &loaded.settings.server;
             let text =
                 unit::socket(&server.host, server.port).filter(|_| server.port != 0).ok_or_else(|| {
-                    Failure::hinted(
+                    CommandError::hinted(
                         format!("systemd cannot listen on `{}`, port {}", server.host, server.port),
                         "give `server.host` addresses instead of names, and `server.port` a number",
                     )
                 })?;
-            files.push((format!("{NAME}.socket"), text));
+            files.push((format!("{UNIT_NAME}.socket"), text));
         }
         let needed = reach::needed(&program, &config, &loaded);
         Ok(Self { scope, folder: args.scope.folder(machine)?, config, files, needed })
@@ -157,7 +157,7 @@ impl ServiceUnits {
 }
 
 /// Files that the service's user cannot use, each with the command that fixes it.
-fn obstacles(user: &User, scope: &ScopeArgs, needed: &[Needed]) -> Vec<(String, String)> {
+fn obstacles(user: &ServiceUser, scope: &ScopeArgs, needed: &[NeededFile]) -> Vec<(String, String)> {
     let all = needed.iter().filter_map(|one| reach::obstacle(user, one, |path| scope.within(path)));
     // List each command once: one closed folder may hide many files.
     let mut mends = BTreeSet::new();
@@ -165,9 +165,9 @@ fn obstacles(user: &User, scope: &ScopeArgs, needed: &[Needed]) -> Vec<(String, 
 }
 
 impl ScopeArgs {
-    fn scope(&self, machine: &Machine) -> Scope {
+    fn scope(&self, machine: &HostMachine) -> ServiceScope {
         let is_system = self.system || self.root.is_some() || (machine.uid == 0 && !self.user);
-        if is_system { Scope::System } else { Scope::User }
+        if is_system { ServiceScope::System } else { ServiceScope::User }
     }
 
     /// Maps a path of the service to its present path, below `--root`.
@@ -179,19 +179,19 @@ impl ScopeArgs {
     }
 
     /// Reads a user of the target system.
-    fn user(&self, name: &str) -> User {
+    fn user(&self, name: &str) -> ServiceUser {
         let read = |path: &str| std::fs::read_to_string(self.within(Path::new(path))).unwrap_or_default();
-        User::read(name, &read("/etc/passwd"), &read("/etc/group"))
+        ServiceUser::read(name, &read("/etc/passwd"), &read("/etc/group"))
     }
 
     /// Folder for units of an administrator or a user.
-    fn folder(&self, machine: &Machine) -> Result<PathBuf, Failure> {
+    fn folder(&self, machine: &HostMachine) -> Result<PathBuf, CommandError> {
         match self.scope(machine) {
-            Scope::System => {
+            ServiceScope::System => {
                 let root = self.root.as_deref().unwrap_or_else(|| Path::new("/"));
                 Ok(root.join("etc/systemd/system"))
             }
-            Scope::User => {
+            ServiceScope::User => {
                 let own = machine.config_dir().ok_or_else(homeless)?;
                 Ok(own.with_file_name("systemd").join("user"))
             }
@@ -199,13 +199,13 @@ impl ScopeArgs {
     }
 }
 
-fn homeless() -> Failure {
-    Failure::hinted("it is not known where your home is", "set HOME")
+fn homeless() -> CommandError {
+    CommandError::hinted("it is not known where your home is", "set HOME")
 }
 
 /// Loads the configuration as the service will, without the variables of this shell. A missing file means
 /// the defaults.
-fn load(config: &Path, machine: &Machine) -> Result<Loaded, Failure> {
+fn load(config: &Path, machine: &HostMachine) -> Result<LoadedConfig, CommandError> {
     let is_ours = |name: &std::ffi::OsString| name.to_string_lossy().starts_with(ENV_PREFIX);
     let mut machine = machine.clone();
     machine.env.retain(|(name, _)| !is_ours(name) && name != "CREDENTIALS_DIRECTORY");
@@ -216,13 +216,13 @@ fn load(config: &Path, machine: &Machine) -> Result<Loaded, Failure> {
     let no_folders = FlagSetting {
         flag: "service".to_owned(),
         path: ["paths", "models"].map(str::to_owned).to_vec(),
-        value: ConfigNode::new(Kind::List(Vec::new())),
+        value: ConfigNode::new(ConfigValue::List(Vec::new())),
     };
     ConfigArgs { config, set: Vec::new() }.load(&machine, vec![no_folders])
 }
 
 /// Time limits for requests and for processes to end.
-fn stop_times(loaded: &Loaded) -> (Duration, Duration) {
+fn stop_times(loaded: &LoadedConfig) -> (Duration, Duration) {
     let own = loaded.models.iter().map(|(_, model)| model.lifecycle.stop_grace);
     let grace = own.chain([loaded.defaults.lifecycle.stop_grace]).max().unwrap_or_default();
     (loaded.settings.server.shutdown_deadline, grace)
@@ -234,25 +234,25 @@ fn version() -> Option<u32> {
     String::from_utf8_lossy(&told.stdout).split_whitespace().nth(1)?.parse().ok()
 }
 
-fn install(args: &ServiceInstallArgs, machine: &Machine) -> Result<(), Failure> {
+fn install(args: &ServiceInstallArgs, machine: &HostMachine) -> Result<(), CommandError> {
     let units = ServiceUnits::of(&args.unit, machine)?;
     for (name, text) in &units.files {
         let path = units.folder.join(name);
         let shown = path.display();
         out::line(&match file::write(&path, text, args.force)? {
-            Done::Written => format!("wrote {shown}"),
-            Done::Renewed => format!("renewed {shown}"),
-            Done::Nothing => format!("{shown} is there already"),
-            Done::Kept(copy) => format!("wrote {shown}; what was there is now {}", copy.display()),
+            UnitFileChange::Written => format!("wrote {shown}"),
+            UnitFileChange::Renewed => format!("renewed {shown}"),
+            UnitFileChange::Nothing => format!("{shown} is there already"),
+            UnitFileChange::Kept(copy) => format!("wrote {shown}; what was there is now {}", copy.display()),
         })?;
     }
-    let packaged = args.unit.scope.within(Path::new(PACKAGE_UNIT_DIR)).join(format!("{NAME}.service"));
-    if units.scope == Scope::System && packaged.exists() {
+    let packaged = args.unit.scope.within(Path::new(PACKAGE_UNIT_DIR)).join(format!("{UNIT_NAME}.service"));
+    if units.scope == ServiceScope::System && packaged.exists() {
         out::line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
     }
     let scope = &args.unit.scope;
     let (mut user, mut obstacles) = (None, Vec::new());
-    if units.scope == Scope::System {
+    if units.scope == ServiceScope::System {
         let own = user.insert(scope.user(&args.unit.run_as));
         obstacles = self::obstacles(own, scope, &units.needed);
     }
@@ -270,11 +270,11 @@ fn install(args: &ServiceInstallArgs, machine: &Machine) -> Result<(), Failure> 
 fn next_commands(
     units: &ServiceUnits,
     args: &UnitArgs,
-    user: Option<&User>,
+    user: Option<&ServiceUser>,
     obstacles: &[(String, String)],
 ) -> Vec<String> {
     let mut lines = Vec::new();
-    let control = if units.scope == Scope::System { "systemctl" } else { "systemctl --user" };
+    let control = if units.scope == ServiceScope::System { "systemctl" } else { "systemctl --user" };
     let config = args.scope.within(&units.config);
     if !config.exists() {
         lines
@@ -289,26 +289,27 @@ fn next_commands(
     }
     lines.extend(obstacles.iter().map(|(_, command)| command.clone()));
     lines.push(format!("{control} daemon-reload"));
-    let started = if args.socket { format!("{NAME}.socket {NAME}.service") } else { NAME.to_owned() };
+    let started =
+        if args.socket { format!("{UNIT_NAME}.socket {UNIT_NAME}.service") } else { UNIT_NAME.to_owned() };
     lines.push(format!("{control} enable --now {started}"));
-    if units.scope == Scope::User {
+    if units.scope == ServiceScope::User {
         lines.push("loginctl enable-linger        # if it is to run while you are not logged in".to_owned());
     }
     lines
 }
 
-fn uninstall(args: &ServiceUninstallArgs, machine: &Machine) -> Result<(), Failure> {
+fn uninstall(args: &ServiceUninstallArgs, machine: &HostMachine) -> Result<(), CommandError> {
     let (scope, folder) = (args.scope.scope(machine), args.scope.folder(machine)?);
-    let control = if scope == Scope::System { "systemctl" } else { "systemctl --user" };
+    let control = if scope == ServiceScope::System { "systemctl" } else { "systemctl --user" };
     let targets = ["multi-user.target.wants", "default.target.wants", "sockets.target.wants"];
-    let names = [format!("{NAME}.socket"), format!("{NAME}.service")];
+    let names = [format!("{UNIT_NAME}.socket"), format!("{UNIT_NAME}.service")];
     let enabled = targets.iter().flat_map(|target| names.iter().map(move |name| (target, name)));
     let enabled: Vec<PathBuf> = enabled
         .map(|(target, name)| folder.join(target).join(name))
         .filter(|link| std::fs::symlink_metadata(link).is_ok())
         .collect();
     if let (Some(link), false) = (enabled.first(), args.force) {
-        return Err(Failure::hinted(
+        return Err(CommandError::hinted(
             format!("it is enabled: {} leads to it", link.display()),
             format!("first `{control} disable --now {}`", names.join(" ")),
         ));
@@ -318,7 +319,9 @@ fn uninstall(args: &ServiceUninstallArgs, machine: &Machine) -> Result<(), Failu
         let path = folder.join(&name);
         match file::remove(&path, args.force)? {
             None => continue,
-            Some(Done::Kept(copy)) => out::line(&format!("{} is now {}", path.display(), copy.display()))?,
+            Some(UnitFileChange::Kept(copy)) => {
+                out::line(&format!("{} is now {}", path.display(), copy.display()))?
+            }
             Some(_) => out::line(&format!("removed {}", path.display()))?,
         }
         gone.push(name);

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use warden_diagnose::shell;
 
 use crate::access_list::access_list;
-use crate::config::settings::Model;
-use crate::config::source::layers::Loaded;
+use crate::config::settings::ModelConfig;
+use crate::config::source::layers::LoadedConfig;
 
 /// Folders that a service with `PrivateTmp=yes` sees empty.
 const PRIVATE_TMP_DIRS: [&str; 2] = ["/tmp", "/var/tmp"];
@@ -22,7 +22,7 @@ const UNKNOWN_UID: u32 = 65_534;
 
 /// Identity of a user for permission checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct User {
+pub(super) struct ServiceUser {
     name: String,
     uid: u32,
     groups: BTreeSet<u32>,
@@ -30,7 +30,7 @@ pub(super) struct User {
     pub(super) is_there: bool,
 }
 
-impl User {
+impl ServiceUser {
     /// Parses `/etc/passwd` and `/etc/group`. A missing user is in no group and owns nothing.
     pub(super) fn read(name: &str, passwd: &str, group: &str) -> Self {
         let mut own = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
@@ -55,7 +55,7 @@ impl User {
 
 /// A file that a service needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Needed {
+pub(super) struct NeededFile {
     /// Configuration key, or the program.
     what: String,
     path: PathBuf,
@@ -64,9 +64,9 @@ pub(super) struct Needed {
 
 /// Files of the configuration that the service `program` needs. Includes files in llama-server's `args`, if
 /// they are words of their own.
-pub(super) fn needed(program: &Path, config: &Path, loaded: &Loaded) -> Vec<Needed> {
+pub(super) fn needed(program: &Path, config: &Path, loaded: &LoadedConfig) -> Vec<NeededFile> {
     let beside = config.parent().unwrap_or_else(|| Path::new("/"));
-    let one = |what: String, path: &Path, runs: bool| Needed { what, path: beside.join(path), runs };
+    let one = |what: String, path: &Path, runs: bool| NeededFile { what, path: beside.join(path), runs };
     let mut all = vec![
         one("the program".to_owned(), program, true),
         one("the configuration".to_owned(), config, false),
@@ -83,7 +83,7 @@ pub(super) fn needed(program: &Path, config: &Path, loaded: &Loaded) -> Vec<Need
     }
     let models = loaded.models.iter().map(|(name, model)| (format!("models.{name}"), model));
     for (of, model) in models.chain([("defaults".to_owned(), &loaded.defaults)]) {
-        let Model { model: file, binary, args, .. } = model;
+        let ModelConfig { model: file, binary, args, .. } = model;
         all.extend(file.iter().map(|file| one(format!("{of}.model"), file, false)));
         all.extend(binary.iter().map(|binary| one(format!("{of}.binary"), binary, true)));
         let words = args.iter().map(Path::new).filter(|word| word.is_absolute());
@@ -95,8 +95,8 @@ pub(super) fn needed(program: &Path, config: &Path, loaded: &Loaded) -> Vec<Need
 /// Says why the service cannot use a file, with the command that fixes it. `None` if it can, or if the file
 /// does not exist yet. `within` maps a path of the service to its present path.
 pub(super) fn obstacle(
-    user: &User,
-    needed: &Needed,
+    user: &ServiceUser,
+    needed: &NeededFile,
     within: impl Fn(&Path) -> PathBuf,
 ) -> Option<(String, String)> {
     let (path, what, name) = (needed.path.display(), &needed.what, &user.name);
@@ -136,7 +136,7 @@ pub(super) fn obstacle(
 }
 
 /// Command that moves the file to a place visible to the service.
-fn move_command(needed: &Needed, to: &str) -> String {
+fn move_command(needed: &NeededFile, to: &str) -> String {
     let from = quoted(&needed.path);
     if needed.what == "the program" {
         return format!(
@@ -165,9 +165,9 @@ mod tests {
 
     #[test]
     fn a_user_is_read_with_its_groups_and_one_who_is_not_there_owns_nothing() {
-        let user = User::read("llama", PASSWD, GROUP);
+        let user = ServiceUser::read("llama", PASSWD, GROUP);
         assert_eq!((user.uid, user.groups), (901, BTreeSet::from([902, 903])));
-        let none = User::read("nobody-yet", PASSWD, GROUP);
+        let none = ServiceUser::read("nobody-yet", PASSWD, GROUP);
         assert_eq!((none.uid, none.groups), (UNKNOWN_UID, BTreeSet::from([UNKNOWN_UID])));
     }
 
@@ -181,9 +181,9 @@ mod tests {
         fs::create_dir_all(home.path().join("srv/models")).unwrap();
         fs::write(home.path().join("srv/models/a.gguf"), "").unwrap();
         set("", 0o755);
-        let user = User::read("llama", PASSWD, GROUP);
+        let user = ServiceUser::read("llama", PASSWD, GROUP);
         let found_at = |path: &str, runs: bool| {
-            let needed = Needed { what: "models.a.model".to_owned(), path: PathBuf::from(path), runs };
+            let needed = NeededFile { what: "models.a.model".to_owned(), path: PathBuf::from(path), runs };
             obstacle(&user, &needed, |path| home.path().join(path.strip_prefix("/").unwrap()))
         };
         let file = "/srv/models/a.gguf";

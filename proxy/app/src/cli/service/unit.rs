@@ -6,7 +6,7 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 
 /// Name of the units, without the suffix of their kind.
-pub(super) const NAME: &str = "llama-warden";
+pub(super) const UNIT_NAME: &str = "llama-warden";
 /// First systemd version with `Type=notify-reload`.
 const NOTIFY_RELOAD_VERSION: u32 = 253;
 /// First systemd version with growing delays between failed starts.
@@ -14,11 +14,11 @@ const RESTART_STEPS_VERSION: u32 = 254;
 /// Extra stop time after requests and processes have ended, for the last log lines.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// Beginning of the first line. Its last word is the checksum of the following text.
-const MARK: &str = "# Written by `llama-warden service install`. To change it: `systemctl edit llama-warden`, which outlives it. sha256:";
+const CHECKSUM_LINE_PREFIX: &str = "# Written by `llama-warden service install`. To change it: `systemctl edit llama-warden`, which outlives it. sha256:";
 
 /// Owner of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum ServiceScope {
     /// The machine.
     System,
     /// The logged-in user.
@@ -27,8 +27,8 @@ pub(super) enum Scope {
 
 /// Values for the templates.
 #[derive(Clone, Debug)]
-pub(super) struct Facts<'a> {
-    pub(super) scope: Scope,
+pub(super) struct UnitValues<'a> {
+    pub(super) scope: ServiceScope,
     pub(super) program: &'a Path,
     pub(super) config: &'a Path,
     /// User of the machine's service.
@@ -42,7 +42,7 @@ pub(super) struct Facts<'a> {
 }
 
 /// Renders the service unit.
-pub(super) fn service(facts: &Facts<'_>) -> String {
+pub(super) fn service(facts: &UnitValues<'_>) -> String {
     let (kind, reload) = if facts.systemd.is_some_and(|version| version >= NOTIFY_RELOAD_VERSION) {
         ("Type=notify-reload", "# HUP goes to us alone: llama-server processes have nothing to reload.")
     } else {
@@ -62,8 +62,8 @@ pub(super) fn service(facts: &Facts<'_>) -> String {
         "server.shutdown_deadline ({drain} s), lifecycle.stop_grace ({grace} s), and {rest} s for the rest."
     );
     let template = match facts.scope {
-        Scope::System => include_str!("system.service"),
-        Scope::User => include_str!("user.service"),
+        ServiceScope::System => include_str!("system.service"),
+        ServiceScope::User => include_str!("user.service"),
     };
     let stop = drain.saturating_add(grace).saturating_add(rest).to_string();
     marked(&fill(
@@ -95,7 +95,7 @@ pub(super) fn socket(hosts: &str, port: u16) -> Option<String> {
 
 /// Owner of the file at a unit's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum UnitFileState {
     /// No file.
     Nothing,
     /// The wanted text.
@@ -107,19 +107,19 @@ pub(super) enum Found {
 }
 
 /// Classifies the text of a unit by its checksum.
-pub(super) fn judge(there: Option<&str>, wanted: &str) -> Found {
-    let Some(there) = there else { return Found::Nothing };
+pub(super) fn judge(there: Option<&str>, wanted: &str) -> UnitFileState {
+    let Some(there) = there else { return UnitFileState::Nothing };
     if there == wanted {
-        return Found::Same;
+        return UnitFileState::Same;
     }
     let ours = there.split_once('\n').is_some_and(|(first, rest)| {
-        first.strip_prefix(MARK).is_some_and(|sum| sum.trim() == checksum(rest))
+        first.strip_prefix(CHECKSUM_LINE_PREFIX).is_some_and(|sum| sum.trim() == checksum(rest))
     });
-    if ours { Found::Ours } else { Found::Theirs }
+    if ours { UnitFileState::Ours } else { UnitFileState::Theirs }
 }
 
 fn marked(text: &str) -> String {
-    format!("{MARK}{}\n{text}", checksum(text))
+    format!("{CHECKSUM_LINE_PREFIX}{}\n{text}", checksum(text))
 }
 
 fn checksum(text: &str) -> String {
@@ -144,24 +144,24 @@ fn word(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn facts(scope: Scope, systemd: Option<u32>) -> Facts<'static> {
+    fn facts(scope: ServiceScope, systemd: Option<u32>) -> UnitValues<'static> {
         let (drain, grace) = (Duration::from_secs(30), Duration::from_millis(9500));
         let (program, config) =
             (Path::new("/usr/bin/llama-warden"), Path::new("/etc/llama-warden/warden.toml"));
-        Facts { scope, program, config, user: "llama-warden", systemd, drain, grace }
+        UnitValues { scope, program, config, user: "llama-warden", systemd, drain, grace }
     }
 
     #[test]
     fn units_are_what_is_written_down_here() {
-        insta::assert_snapshot!("system", service(&facts(Scope::System, Some(252))));
-        insta::assert_snapshot!("user", service(&facts(Scope::User, Some(255))));
+        insta::assert_snapshot!("system", service(&facts(ServiceScope::System, Some(252))));
+        insta::assert_snapshot!("user", service(&facts(ServiceScope::User, Some(255))));
         insta::assert_snapshot!("socket", socket("localhost, [::1]", 8080).unwrap());
         assert_eq!(socket("models.example", 8080), None);
     }
 
     #[test]
     fn nothing_is_left_to_fill_in_and_each_number_is_that_of_the_configuration() {
-        for scope in [Scope::System, Scope::User] {
+        for scope in [ServiceScope::System, ServiceScope::User] {
             for systemd in [None, Some(252), Some(253)] {
                 let text = service(&facts(scope, systemd));
                 assert!(
@@ -174,23 +174,24 @@ mod tests {
                 assert_ne!(text.contains("notify-reload"), text.contains("ExecReload"), "{text}");
             }
         }
-        let long = Facts { drain: Duration::from_secs(600), ..facts(Scope::System, None) };
+        let long = UnitValues { drain: Duration::from_secs(600), ..facts(ServiceScope::System, None) };
         assert!(service(&long).contains("TimeoutStopSec=625\n"));
     }
 
     #[test]
     fn what_we_wrote_is_known_by_its_checksum_and_one_letter_makes_it_somebodys() {
-        let (old, new) = (service(&facts(Scope::User, Some(252))), service(&facts(Scope::User, Some(255))));
-        assert_eq!(judge(None, &new), Found::Nothing);
-        assert_eq!(judge(Some(&new), &new), Found::Same);
-        assert_eq!(judge(Some(&old), &new), Found::Ours);
+        let (old, new) =
+            (service(&facts(ServiceScope::User, Some(252))), service(&facts(ServiceScope::User, Some(255))));
+        assert_eq!(judge(None, &new), UnitFileState::Nothing);
+        assert_eq!(judge(Some(&new), &new), UnitFileState::Same);
+        assert_eq!(judge(Some(&old), &new), UnitFileState::Ours);
         for theirs in [
             old.replace("RestartSec=2", "RestartSec=9"),
             "[Service]\n".into(),
             String::new(),
             old[..200].into(),
         ] {
-            assert_eq!(judge(Some(&theirs), &new), Found::Theirs, "{theirs}");
+            assert_eq!(judge(Some(&theirs), &new), UnitFileState::Theirs, "{theirs}");
         }
     }
 

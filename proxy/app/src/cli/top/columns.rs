@@ -10,7 +10,7 @@ use ratatui_core::style::{Color, Style};
 use ratatui_core::text::Line;
 use ratatui_core::widgets::StatefulWidget;
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
-use warden_policies::growth::Verdict;
+use warden_policies::growth::GrowthVerdict;
 use warden_policies::units::whole;
 
 use super::look::{BAD, BOLD, GOOD, PLAIN, QUIET, REVERSED, WARN};
@@ -121,11 +121,11 @@ fn verdict(row: &ModelRow) -> ShownCell {
         return dash();
     }
     let tone = match row.verdict {
-        Verdict::Warming => QUIET,
-        Verdict::Steady => GOOD,
-        Verdict::Bounded => PLAIN,
-        Verdict::Suspected => WARN,
-        Verdict::Leaking => BAD,
+        GrowthVerdict::Warming => QUIET,
+        GrowthVerdict::Steady => GOOD,
+        GrowthVerdict::Bounded => PLAIN,
+        GrowthVerdict::Suspected => WARN,
+        GrowthVerdict::Leaking => BAD,
     };
     (row.verdict.as_str().to_owned(), tone)
 }

@@ -25,7 +25,7 @@ use super::text::{bytes, cut, gained, rate, tame, width, wrapped};
 use crate::cli::status::age;
 
 /// Minimum columns and rows of a readable screen.
-pub(super) const LEAST: (u16, u16) = (60, 10);
+pub(super) const MIN_SCREEN_SIZE: (u16, u16) = (60, 10);
 /// Minimum height for events below the models.
 const MIN_EVENT_HEIGHT: u16 = 20;
 /// Minimum columns of a gauge for one memory of the machine.
@@ -67,9 +67,9 @@ pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &
     if state.overlay == ScreenOverlay::TooSmall {
         state.overlay = ScreenOverlay::Nothing;
     }
-    if area.width < LEAST.0 || area.height < LEAST.1 {
+    if area.width < MIN_SCREEN_SIZE.0 || area.height < MIN_SCREEN_SIZE.1 {
         state.overlay = ScreenOverlay::TooSmall;
-        let (columns, rows) = LEAST;
+        let (columns, rows) = MIN_SCREEN_SIZE;
         let sentence =
             format!("top needs {columns} columns and {rows} rows: make the terminal larger, or press q");
         Text::from_iter(wrapped(&sentence, usize::from(area.width))).render(area, buffer);

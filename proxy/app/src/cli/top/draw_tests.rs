@@ -6,13 +6,14 @@ use std::time::Duration;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui_core::backend::{Backend, TestBackend};
 use ratatui_core::style::Color;
-use warden_policies::growth::Verdict;
-use warden_policies::recycle::Budget;
-use warden_policies::sample::{HostMemory, Vram, VramSource};
-use warden_policies::{GpuIndex, ModelName, Reason, Work};
+use warden_policies::growth::GrowthVerdict;
+use warden_policies::recycle::MemoryBudget;
+use warden_policies::sample::{HostMemory, VramReading, VramSource};
+use warden_policies::{GpuIndex, ModelName, Reason, WorkDone};
 use warden_sensors::HostTotals;
 use warden_supervisor::{
-    BackendView, BudgetView, DeviceView, Failure, FailureKind, FleetView, ModelState, ModelView, ReadySince,
+    BackendFailure, BackendView, BudgetView, DeviceView, FailureKind, FleetView, ModelState, ModelView,
+    ReadySince,
 };
 
 use super::super::lines;
@@ -23,7 +24,7 @@ use super::super::picture::InstancePicture;
 use super::super::state::ScreenInput;
 use super::super::step::step;
 use super::*;
-use crate::admin::answer::{Instance, Status};
+use crate::admin::answer::{AdminStatus, InstanceInfo};
 use crate::admin::growth_metrics::tests::{fleet, leaking};
 
 const UNICODE: TerminalLook = TerminalLook { colour: true, unicode: true };
@@ -31,23 +32,23 @@ const ASCII: TerminalLook = TerminalLook { colour: false, unicode: false };
 const GIB: u64 = 1 << 30;
 
 fn budgets() -> Vec<BudgetView> {
-    let budget = Budget { soft: Some(4 * GIB), hard: Some(6 * GIB) };
+    let budget = MemoryBudget { soft: Some(4 * GIB), hard: Some(6 * GIB) };
     vec![BudgetView { series: MemoryKind::Host, budget }]
 }
 
 /// A model with one healthy process.
 fn model(name: &str, bytes: u64) -> ModelView {
     let mut backend = leaking();
-    backend.memory.growth[0].verdict = Verdict::Steady;
+    backend.memory.growth[0].verdict = GrowthVerdict::Steady;
     backend.memory.forecasts.clear();
-    backend.memory.vram[0] = Vram { gpu: GpuIndex(0), bytes: 6 * GIB, source: VramSource::Process };
+    backend.memory.vram[0] = VramReading { gpu: GpuIndex(0), bytes: 6 * GIB, source: VramSource::Process };
     backend.host = Some(HostMemory { anon: bytes, swap: 0, rss: 0 });
     backend.slots = Some(4);
     backend.ready_since = Some(ReadySince::ago(Duration::from_secs(3700)));
     backend.health = warden_supervisor::HealthView::default();
     backend.next = None;
     backend.memory.budgets = budgets();
-    backend.work = Work { requests: 100, output_tokens: 5000, ..Work::default() };
+    backend.work = WorkDone { requests: 100, output_tokens: 5000, ..WorkDone::default() };
     with(name, ModelState::Loaded, vec![backend])
 }
 
@@ -64,9 +65,9 @@ fn leaky() -> ModelView {
     let (slope, seconds) = (4.63e6, 2100.0);
     let growth = &mut backend.memory.growth[0];
     growth.slope = Some(interval(slope));
-    growth.fill = warden_policies::growth::Fill::default();
+    growth.fill = warden_policies::growth::AllowanceFill::default();
     growth.blame = Some(warden_policies::growth::GrowthBlame::Pays {
-        unit: warden_policies::growth::Unit::Image,
+        unit: warden_policies::growth::WorkUnit::Image,
         bytes_per_unit: slope,
         share: 0.98,
     });
@@ -91,7 +92,7 @@ fn interval(value: f64) -> warden_policies::growth::IntervalEstimate {
 fn failed() -> ModelView {
     let mut model = with("broken", ModelState::Failed, Vec::new());
     model.crashes = 5;
-    model.last_failure = Some(Failure {
+    model.last_failure = Some(BackendFailure {
         kind: FailureKind::BadModel,
         message: "the model file /models/broken.gguf is no GGUF file".to_owned(),
         lines: Vec::new(),
@@ -104,7 +105,7 @@ fn failed() -> ModelView {
 fn evil() -> ModelView {
     let name = "e\u{301}vil\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m模型名字很长很长很长很长很长很长很长很长\u{202e}drawkcab";
     let mut model = model(name, 2 * GIB);
-    model.last_failure = Some(Failure {
+    model.last_failure = Some(BackendFailure {
         kind: FailureKind::Exit,
         message: "it said \u{1b}[31mred\u{1b}[0m\r\nand \u{1b}P\u{1b}\\".to_owned(),
         lines: Vec::new(),
@@ -113,7 +114,7 @@ fn evil() -> ModelView {
     model
 }
 
-fn status(models: Vec<ModelView>) -> Status {
+fn status(models: Vec<ModelView>) -> AdminStatus {
     let device = |number, used| DeviceView {
         gpu: GpuIndex(number),
         total: Some(80 * GIB),
@@ -122,15 +123,15 @@ fn status(models: Vec<ModelView>) -> Status {
         temperature: Some(54),
         ..DeviceView::default()
     };
-    Status {
+    AdminStatus {
         budgets: std::collections::BTreeMap::new(),
-        instance: Instance {
+        instance: InstanceInfo {
             pid: 4000,
             version: "0.1.0".to_owned(),
             address: "127.0.0.1:8080".to_owned(),
             started_at: "2026-01-01T00:00:00Z".to_owned(),
             memory_anon: Some(5 << 20),
-            ..Instance::default()
+            ..InstanceInfo::default()
         },
         advice: std::collections::BTreeMap::new(),
         mitigations: std::collections::BTreeMap::new(),

@@ -13,17 +13,17 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::task::TaskTracker;
-use warden_supervisor::{Event, LogLine, ReclaimEntry};
+use warden_supervisor::{FleetEvent, LogLine, ReclaimEntry};
 
 use super::look::{BAD, GOOD, WARN};
 use super::memory::{MemoryHistory, TimeSpan};
 use super::picture::{EventLine, InstancePicture};
 use super::state::{ModelAction, ScreenInput, WatchedDetail};
 use super::text::tame;
-use crate::admin::answer::Status;
-use crate::admin::client::Client;
+use crate::admin::answer::AdminStatus;
+use crate::admin::client::AdminClient;
 use crate::cli::control::InstanceArgs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::series::answer::MemoryData;
 use crate::sync::lock;
 
@@ -132,28 +132,28 @@ impl InstanceFeed {
 /// Queries the instance that runs now.
 #[derive(Clone)]
 pub(super) struct InstanceAsker {
-    client: Arc<Mutex<Arc<Client>>>,
+    client: Arc<Mutex<Arc<AdminClient>>>,
     clock: ScreenClock,
     queue: Arc<InputQueue>,
 }
 
 impl InstanceAsker {
-    pub(super) fn new(client: Client, clock: ScreenClock, queue: Arc<InputQueue>) -> Self {
+    pub(super) fn new(client: AdminClient, clock: ScreenClock, queue: Arc<InputQueue>) -> Self {
         Self { client: Arc::new(Mutex::new(Arc::new(client))), clock, queue }
     }
 
-    fn client(&self) -> Arc<Client> {
+    fn client(&self) -> Arc<AdminClient> {
         Arc::clone(&lock(&self.client))
     }
 
-    pub(super) async fn picture(&self) -> Result<ScreenInput, Failure> {
+    pub(super) async fn picture(&self) -> Result<ScreenInput, CommandError> {
         let client = self.client();
-        let asking = client.json::<Status>(Method::GET, &["status"]);
+        let asking = client.json::<AdminStatus>(Method::GET, &["status"]);
         let status = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(late()))?;
         Ok(ScreenInput::Picture(self.clock.now(), Box::new(InstancePicture::from_status(&status))))
     }
 
-    pub(super) async fn memory(&self, model: &str, span: TimeSpan) -> Result<ScreenInput, Failure> {
+    pub(super) async fn memory(&self, model: &str, span: TimeSpan) -> Result<ScreenInput, CommandError> {
         let client = self.client();
         let query = span.query(model, self.clock.now().as_secs());
         let asking = client.json_with::<MemoryData>(Method::GET, &["series"], &query);
@@ -186,7 +186,7 @@ impl InstanceAsker {
         // Skip known events: after a reconnect the instance sends all kept events again.
         let mut last = (f64::MIN, 0);
         loop {
-            let take = |_line: &str, event: Option<Event>| {
+            let take = |_line: &str, event: Option<FleetEvent>| {
                 if let Some(event) = event {
                     let line = EventLine::from_event(&event, &zone);
                     if (line.at, event.id) > last {
@@ -250,12 +250,12 @@ impl InstanceAsker {
     }
 }
 
-fn late() -> Failure {
+fn late() -> CommandError {
     let seconds = ANSWER_TIMEOUT.as_secs();
-    Failure::failed(format!("no answer within {seconds} s: it is frozen, or has no time"))
+    CommandError::failed(format!("no answer within {seconds} s: it is frozen, or has no time"))
 }
 
-async fn act(client: &Client, action: &ModelAction, model: &str) -> Result<String, Failure> {
+async fn act(client: &AdminClient, action: &ModelAction, model: &str) -> Result<String, CommandError> {
     #[derive(serde::Deserialize)]
     struct ReclaimedEntries {
         entries: Vec<ReclaimEntry>,
@@ -268,5 +268,5 @@ async fn act(client: &Client, action: &ModelAction, model: &str) -> Result<Strin
     let answer: ReclaimedEntries = client.json(Method::POST, &route).await?;
     let words: Vec<String> = answer.entries.iter().map(ReclaimEntry::words).collect();
     let gave = answer.entries.iter().any(|entry| entry.outcome.gave());
-    if gave { Ok(words.join("; ")) } else { Err(Failure::failed(words.join("; "))) }
+    if gave { Ok(words.join("; ")) } else { Err(CommandError::failed(words.join("; "))) }
 }

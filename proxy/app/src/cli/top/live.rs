@@ -19,7 +19,7 @@ use super::look::{PLAIN, TerminalLook};
 use super::screen::{self, TerminalScreen};
 use super::state::{ScreenEffect, ScreenInput, ScreenState};
 use super::step::step;
-use crate::exit::{self, Failure};
+use crate::exit::{self, CommandError};
 
 /// Minimum time between two drawings, so that a slow connection is not saturated.
 const MIN_FRAME_TIME: Duration = Duration::from_millis(50);
@@ -39,7 +39,7 @@ pub(super) async fn run(
     clock: ScreenClock,
     queue: Arc<InputQueue>,
     feed: Option<InstanceFeed>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let mut ends = [listen(Signal::TERM)?, listen(Signal::HUP)?, listen(Signal::INT)?];
     let (mut stops, mut continues) = (listen(Signal::TSTP)?, listen(Signal::CONT)?);
     screen::give_back_at_panic();
@@ -54,9 +54,9 @@ pub(super) async fn run(
         let [term, hup, int] = &mut ends;
         tokio::select! {
             biased;
-            _ = term.recv() => return Err(Failure::INTERRUPTED),
-            _ = hup.recv() => return Err(Failure::INTERRUPTED),
-            _ = int.recv() => return Err(Failure::INTERRUPTED),
+            _ = term.recv() => return Err(CommandError::INTERRUPTED),
+            _ = hup.recv() => return Err(CommandError::INTERRUPTED),
+            _ = int.recv() => return Err(CommandError::INTERRUPTED),
             _ = stops.recv() => show.stop(),
             _ = continues.recv() => show.retake()?,
             inputs = queue.take_all() => inputs.into_iter().for_each(|input| show.step(input)),
@@ -75,13 +75,16 @@ pub(super) async fn run(
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it")]
-fn cannot_use(problem: io::Error) -> Failure {
-    Failure::hinted(format!("the terminal cannot be used: {problem}"), "`llama-warden status` writes lines")
+fn cannot_use(problem: io::Error) -> CommandError {
+    CommandError::hinted(
+        format!("the terminal cannot be used: {problem}"),
+        "`llama-warden status` writes lines",
+    )
 }
 
-fn listen(wanted: Signal) -> Result<Signals, Failure> {
+fn listen(wanted: Signal) -> Result<Signals, CommandError> {
     signal(SignalKind::from_raw(wanted.as_raw()))
-        .map_err(|problem| Failure::failed(format!("cannot listen for signals: {problem}")))
+        .map_err(|problem| CommandError::failed(format!("cannot listen for signals: {problem}")))
 }
 
 /// Columns and rows of the terminal; (0, 0) if it is gone. A terminal of unknown size, such as a serial
@@ -117,7 +120,7 @@ struct LiveScreen {
     feed: Option<InstanceFeed>,
     /// Another program has the terminal for now.
     away: bool,
-    end: Option<Result<(), Failure>>,
+    end: Option<Result<(), CommandError>>,
 }
 
 impl LiveScreen {
@@ -126,7 +129,7 @@ impl LiveScreen {
             None => {}
             Some(ScreenEffect::Quit) => self.end = Some(Ok(())),
             Some(ScreenEffect::KeysGone) => {
-                self.end = Some(Err(Failure::failed("the terminal gives no keys any more")));
+                self.end = Some(Err(CommandError::failed("the terminal gives no keys any more")));
             }
             Some(ScreenEffect::Redraw) => self.screen.forget(),
             // Stop the whole job, as the terminal would. This process receives the signal, too.
@@ -142,18 +145,18 @@ impl LiveScreen {
         }
     }
 
-    fn draw(&mut self) -> Result<(), Failure> {
+    fn draw(&mut self) -> Result<(), CommandError> {
         if !screen::is_ours() {
             // A panic has given the terminal back and reported itself.
-            return Err(Failure::Told { code: exit::FAILURE_CODE });
+            return Err(CommandError::Told { code: exit::FAILURE_CODE });
         }
         let size = size();
         if size == (0, 0) {
-            return Err(Failure::Pipe);
+            return Err(CommandError::Pipe);
         }
         let mut buffer = Buffer::empty(Rect::new(0, 0, size.0, size.1));
         draw_screen(&mut self.state, self.look, &mut buffer);
-        self.screen.show(&buffer).map_err(|_gone| Failure::Pipe)
+        self.screen.show(&buffer).map_err(|_gone| CommandError::Pipe)
     }
 
     /// Gives the terminal back and stops, like a job of a shell. The kernel ignores SIGTTOU if no process
@@ -171,7 +174,7 @@ impl LiveScreen {
     }
 
     /// Takes the terminal again, whatever its settings are now.
-    fn retake(&mut self) -> Result<(), Failure> {
+    fn retake(&mut self) -> Result<(), CommandError> {
         drop(self.screen.give_back());
         self.screen.retake().map_err(cannot_use)?;
         self.away = false;

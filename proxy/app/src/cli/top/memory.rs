@@ -6,7 +6,7 @@ use warden_policies::units::exact;
 
 use super::look::{BAD, GOOD, PLAIN};
 use crate::series::answer::{MemoryData, SeriesData};
-use crate::series::marks::MarkKind;
+use crate::series::marks::SeriesMarkKind;
 use ratatui_core::style::Color;
 
 /// Number of points: the columns of a wide terminal.
@@ -105,13 +105,13 @@ fn line(series: &SeriesData, now: f64) -> MemoryLine {
     }
 }
 
-const fn mark(kind: MarkKind, at: f64) -> Option<HistoryMark> {
+const fn mark(kind: SeriesMarkKind, at: f64) -> Option<HistoryMark> {
     let (letter, tone) = match kind {
-        MarkKind::Replaced => ('R', GOOD),
-        MarkKind::Failed | MarkKind::Crashed => ('X', BAD),
-        MarkKind::Reclaimed => ('c', GOOD),
-        MarkKind::Unloaded => ('u', PLAIN),
-        MarkKind::Canary | MarkKind::Configured | MarkKind::Warned => return None,
+        SeriesMarkKind::Replaced => ('R', GOOD),
+        SeriesMarkKind::Failed | SeriesMarkKind::Crashed => ('X', BAD),
+        SeriesMarkKind::Reclaimed => ('c', GOOD),
+        SeriesMarkKind::Unloaded => ('u', PLAIN),
+        SeriesMarkKind::Canary | SeriesMarkKind::Configured | SeriesMarkKind::Warned => return None,
     };
     Some(HistoryMark { at, letter, tone })
 }

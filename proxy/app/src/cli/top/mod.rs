@@ -22,7 +22,7 @@ use warden_policies::defaults::parse_duration;
 
 use super::control::InstanceArgs;
 use super::policy::readings;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
 use feed::{InputQueue, InstanceAsker, InstanceFeed, ScreenClock};
 use look::TerminalLook;
@@ -46,7 +46,7 @@ mod step;
 mod text;
 
 /// Columns of `--once` without a terminal and `COLUMNS`.
-const COLUMNS: u16 = 120;
+const DEFAULT_COLUMNS: u16 = 120;
 
 /// Arguments of `top`.
 #[derive(Debug, Args)]
@@ -79,7 +79,7 @@ fn every(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
     let look = TerminalLook::from_env(|name| std::env::var(name).ok());
     if !args.once {
         check_terminal(std::env::var("TERM").ok().as_deref(), isatty(io::stdin()) && isatty(io::stdout()))?;
@@ -124,29 +124,32 @@ pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
 }
 
 /// Refuses to start without a usable terminal.
-fn check_terminal(term: Option<&str>, terminal: bool) -> Result<(), Failure> {
+fn check_terminal(term: Option<&str>, terminal: bool) -> Result<(), CommandError> {
     let hint = "`llama-warden status` writes lines, and so does `llama-warden top --once`";
     if !terminal {
-        return Err(Failure::usage("top needs a terminal for keys and screen", hint));
+        return Err(CommandError::usage("top needs a terminal for keys and screen", hint));
     }
     match term {
         None | Some("" | "dumb") => {
             let term = term.unwrap_or_default();
-            Err(Failure::usage(format!("this terminal can only write lines (TERM is `{term}`)"), hint))
+            Err(CommandError::usage(format!("this terminal can only write lines (TERM is `{term}`)"), hint))
         }
         Some(_) => Ok(()),
     }
 }
 
-fn check_model(state: &ScreenState, model: &str) -> Result<(), Failure> {
+fn check_model(state: &ScreenState, model: &str) -> Result<(), CommandError> {
     if state.row(model).is_some() {
         return Ok(());
     }
     let names: Vec<&str> = state.picture.rows.iter().map(|row| row.shown.as_str()).collect();
-    Err(Failure::usage(format!("there is no model `{model}`"), format!("there are {}", names.join(", "))))
+    Err(CommandError::usage(
+        format!("there is no model `{model}`"),
+        format!("there are {}", names.join(", ")),
+    ))
 }
 
-fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), Failure> {
+fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), CommandError> {
     let name = text::tame(&path.file_name().unwrap_or_default().to_string_lossy());
     let policy = &warden_policies::defaults().growth;
     let (recording, events) = PlayedRecording::open(&name, &readings(path)?, policy);
@@ -157,12 +160,14 @@ fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), Failure> {
 }
 
 /// Prints the screen as text, as long as needed to show everything.
-fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), Failure> {
+fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), CommandError> {
     let columns = match live::size().0 {
-        0 => std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(COLUMNS),
+        0 => {
+            std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(DEFAULT_COLUMNS)
+        }
         columns => columns,
     };
-    out::write(&page(state, look, columns.max(draw::LEAST.0)))
+    out::write(&page(state, look, columns.max(draw::MIN_SCREEN_SIZE.0)))
 }
 
 fn page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
@@ -173,7 +178,7 @@ fn page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
             state.picture.rows.len() + state.picture.gauges.len() + 6
         }
     };
-    let rows = u16::try_from(rows).unwrap_or(u16::MAX / 4).max(draw::LEAST.1);
+    let rows = u16::try_from(rows).unwrap_or(u16::MAX / 4).max(draw::MIN_SCREEN_SIZE.1);
     let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));
     draw::draw_screen(state, look, &mut buffer);
     lines(&buffer).join("\n").trim_end().to_owned() + "\n"

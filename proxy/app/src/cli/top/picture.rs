@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use warden_policies::growth::{Growth, GrowthBlame, Unit, Verdict};
-use warden_policies::lifecycle::Phase;
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth, WorkUnit};
+use warden_policies::lifecycle::BackendPhase;
 use warden_policies::units::exact;
-use warden_policies::{MemoryKind, Work};
-use warden_supervisor::{BackendView, DeviceView, Event, EventKind, ModelState, ModelView};
+use warden_policies::{MemoryKind, WorkDone};
+use warden_supervisor::{BackendView, DeviceView, EventKind, FleetEvent, ModelState, ModelView};
 
 use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN};
 use super::rates::WorkRate;
 use super::text::tame;
-use crate::admin::answer::Status;
+use crate::admin::answer::AdminStatus;
 use crate::cli::{growth, status};
 use crate::serve::describe;
 use ratatui_core::style::Color;
@@ -65,7 +65,7 @@ pub(super) struct MemoryGauge {
 }
 
 /// Replica and generation of a process, and its work since its start.
-pub(super) type ProcessWork = ((u32, Option<u64>), Work);
+pub(super) type ProcessWork = ((u32, Option<u64>), WorkDone);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ModelRow {
@@ -87,7 +87,7 @@ pub(super) struct ModelRow {
     /// Available from the second picture on.
     pub(super) rate: Option<WorkRate>,
     /// The worst verdict of all memories.
-    pub(super) verdict: Verdict,
+    pub(super) verdict: GrowthVerdict,
     /// Growth of that memory in bytes per request.
     pub(super) slope: Option<f64>,
     /// Growth in bytes per hour, at the request rate of the forecast.
@@ -106,17 +106,17 @@ impl ModelRow {
     /// rate.
     pub(super) fn set_growth<'a>(
         &mut self,
-        all: impl Iterator<Item = (&'a Growth, Option<f64>)>,
-    ) -> Option<&'a Growth> {
+        all: impl Iterator<Item = (&'a SeriesGrowth, Option<f64>)>,
+    ) -> Option<&'a SeriesGrowth> {
         let (worst, rate) =
             all.reduce(|worst, one| if one.0.verdict > worst.0.verdict { one } else { worst })?;
         self.verdict = worst.verdict;
-        if worst.verdict < Verdict::Bounded {
+        if worst.verdict < GrowthVerdict::Bounded {
             return None;
         }
         self.slope = worst.slope.map(|slope| slope.value);
         self.hourly = match worst.blame {
-            Some(GrowthBlame::Pays { unit: Unit::Hour, bytes_per_unit, .. }) => Some(bytes_per_unit),
+            Some(GrowthBlame::Pays { unit: WorkUnit::Hour, bytes_per_unit, .. }) => Some(bytes_per_unit),
             _ => self.slope.zip(rate).map(|(slope, rate)| slope * rate * 3600.0),
         };
         Some(worst)
@@ -124,7 +124,7 @@ impl ModelRow {
 }
 
 impl InstancePicture {
-    pub(super) fn from_status(status: &Status) -> Self {
+    pub(super) fn from_status(status: &AdminStatus) -> Self {
         let (instance, fleet) = (&status.instance, &status.fleet);
         let mut facts = vec![
             tame(&format!("llama-warden {}", instance.version)),
@@ -157,7 +157,7 @@ fn gauge(device: &DeviceView) -> MemoryGauge {
     MemoryGauge { gpu: Some(device.gpu.0), share, note: tame(&notes.join(", ")), faulty }
 }
 
-fn row(status: &Status, model: &ModelView) -> ModelRow {
+fn row(status: &AdminStatus, model: &ModelView) -> ModelRow {
     // A process of this instance has a PID; a remote endpoint has none.
     let is_there = |one: &&BackendView| one.pid.is_some() || model.remote.is_some();
     let processes: Vec<&BackendView> = model.backends.iter().filter(is_there).collect();
@@ -175,7 +175,7 @@ fn row(status: &Status, model: &ModelView) -> ModelRow {
         shown: tame(model.name.as_str()),
         state: state(model, &processes),
         processes: (
-            processes.iter().filter(|one| one.phase == Phase::Ready).count(),
+            processes.iter().filter(|one| one.phase == BackendPhase::Ready).count(),
             processes.len().max(model.backends.len()),
         ),
         busy: (processes.iter().map(|one| one.in_flight).sum(), slots.filter(|_| !processes.is_empty())),
@@ -250,7 +250,7 @@ pub(super) struct EventLine {
 }
 
 impl EventLine {
-    pub(super) fn from_event(event: &Event, zone: &TimeZone) -> Self {
+    pub(super) fn from_event(event: &FleetEvent, zone: &TimeZone) -> Self {
         let at: Timestamp = event.at.parse().unwrap_or_default();
         let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();
         let leaks = matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict.grows());
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn an_event_has_the_viewers_time_and_no_letter_that_a_terminal_obeys() {
         let line = r#"{"id":1,"at":"2026-01-02T02:00:30Z","model":"a\u001b[2J","generation":3,"kind":"endpoint_answers","url":"http://a\u001b]0;x\u0007"}"#;
-        let event: Event = serde_json::from_str(line).unwrap();
+        let event: FleetEvent = serde_json::from_str(line).unwrap();
         let shown = EventLine::from_event(&event, &TimeZone::fixed(jiff::tz::offset(2)));
         assert_eq!((shown.time.as_str(), shown.at), ("04:00:30", 1_767_319_230.0));
         assert_eq!(shown.text, "g3 the endpoint `http://a?]0;x?` answers");

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use warden_policies::Work;
+use warden_policies::WorkDone;
 use warden_policies::units::exact;
 
 use super::picture::{ModelRow, ProcessWork};
@@ -26,7 +26,7 @@ pub(super) struct WorkRate {
 }
 
 impl WorkRate {
-    pub(super) fn from_work(work: Work, time: Duration) -> Option<Self> {
+    pub(super) fn from_work(work: WorkDone, time: Duration) -> Option<Self> {
         let each = |count: u64| exact(count) / time.as_secs_f64();
         (!time.is_zero()).then(|| Self { requests: each(work.requests), tokens: each(work.output_tokens) })
     }
@@ -38,9 +38,9 @@ pub(super) struct RateCounters(HashMap<String, WorkCounter>);
 #[derive(Debug, Default)]
 struct WorkCounter {
     last: Vec<ProcessWork>,
-    sum: Work,
+    sum: WorkDone,
     /// Sums at earlier times, oldest first.
-    kept: VecDeque<(Duration, Work)>,
+    kept: VecDeque<(Duration, WorkDone)>,
 }
 
 impl RateCounters {
@@ -78,7 +78,7 @@ mod tests {
 
     fn row(work: &[WorkCounts]) -> ModelRow {
         let done = |&(generation, requests, output_tokens): &WorkCounts| {
-            ((0, Some(generation)), Work { requests, output_tokens, ..Work::default() })
+            ((0, Some(generation)), WorkDone { requests, output_tokens, ..WorkDone::default() })
         };
         ModelRow { name: "m".to_owned(), work: work.iter().map(done).collect(), ..ModelRow::default() }
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use warden_policies::growth::{GrowthPolicy, Monitor};
-use warden_policies::sample::Sample;
+use warden_policies::growth::{GrowthMonitor, GrowthPolicy};
+use warden_policies::sample::BackendSample;
 use warden_policies::units::{exact, whole};
 use warden_policies::{MemoryKind, phrases};
 
@@ -45,8 +45,12 @@ impl PlayedRecording {
     pub(super) const SEEK: f64 = 0.05;
 
     /// Opens a recording. Returns also the changes of verdicts as events.
-    pub(super) fn open(name: &str, samples: &[Sample], policy: &GrowthPolicy) -> (Self, Vec<EventLine>) {
-        let mut monitor = Monitor::new(policy);
+    pub(super) fn open(
+        name: &str,
+        samples: &[BackendSample],
+        policy: &GrowthPolicy,
+    ) -> (Self, Vec<EventLine>) {
+        let mut monitor = GrowthMonitor::new(policy);
         let every = (samples.len() / MAX_KEPT_MOMENTS).max(1);
         let mut recording = Self { name: name.to_owned(), ..Self::default() };
         let mut events = Vec::new();
@@ -159,7 +163,7 @@ impl PlayedRecording {
     }
 }
 
-fn row(name: &str, sample: &Sample, earlier: &Sample, monitor: &Monitor) -> ModelRow {
+fn row(name: &str, sample: &BackendSample, earlier: &BackendSample, monitor: &GrowthMonitor) -> ModelRow {
     let work = &sample.work;
     let mut words = vec![format!(
         "{} since its start: {} requests answered, {} prompt tokens, {} tokens generated, {} images",
@@ -191,11 +195,11 @@ fn row(name: &str, sample: &Sample, earlier: &Sample, monitor: &Monitor) -> Mode
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::growth::Verdict;
+    use warden_policies::growth::GrowthVerdict;
     use warden_policies::trace;
 
     /// A process that gains 4 MiB with each request, one each second.
-    fn leak(seconds: u64) -> Vec<Sample> {
+    fn leak(seconds: u64) -> Vec<BackendSample> {
         let line = |second: u64| {
             format!(
                 "{{\"t\": {second}, \"edge\": \"idle\", \"requests\": {second}, \"images\": {second}, \"output_tokens\": {}, \
@@ -239,11 +243,11 @@ mod tests {
     fn each_moment_shows_what_was_known_then() {
         let (mut film, events) = recording(300);
         let row = film.picture().rows.remove(0);
-        assert_eq!((row.verdict, row.slope), (Verdict::Warming, None));
+        assert_eq!((row.verdict, row.slope), (GrowthVerdict::Warming, None));
         assert_eq!(row.host, Some(200_000 << 10));
         film.seek(1.0);
         let row = film.picture().rows.remove(0);
-        assert_eq!(row.verdict, Verdict::Leaking);
+        assert_eq!(row.verdict, GrowthVerdict::Leaking);
         let slope = row.slope.unwrap();
         assert!((4.0e6..4.4e6).contains(&slope), "{slope}");
         let hourly = row.hourly.unwrap();

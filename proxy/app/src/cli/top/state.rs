@@ -13,7 +13,7 @@ use super::recording::PlayedRecording;
 use ratatui_core::style::Color;
 
 /// Duration of a message.
-pub(super) const MESSAGE: Duration = Duration::from_secs(8);
+pub(super) const MESSAGE_DURATION: Duration = Duration::from_secs(8);
 
 /// Input from outside. Times are since 1970, by a clock that never jumps.
 #[derive(Clone, Debug, PartialEq)]
@@ -219,6 +219,6 @@ impl ScreenState {
     }
 
     pub(super) fn say(&mut self, text: impl Into<String>, tone: Color) {
-        self.message = Some((self.at + MESSAGE, text.into(), tone));
+        self.message = Some((self.at + MESSAGE_DURATION, text.into(), tone));
     }
 }

@@ -26,9 +26,9 @@ use super::text::tame;
 /// Maximum characters of a filter.
 const MAX_FILTER_CHARS: usize = 60;
 /// Maximum number of kept events.
-const EVENTS: usize = 500;
+const MAX_KEPT_EVENTS: usize = 500;
 /// Maximum number of kept log lines.
-const LINES: usize = 2000;
+const MAX_LOG_LINES: usize = 2000;
 
 pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<ScreenEffect> {
     let mut effect = None;
@@ -48,10 +48,10 @@ pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<Screen
             let since = state.silent.as_ref().map_or(at, |(since, _)| *since);
             state.silent = Some((since, why));
         }
-        ScreenInput::Event(event) => keep_last(&mut state.events, event, EVENTS),
+        ScreenInput::Event(event) => keep_last(&mut state.events, event, MAX_KEPT_EVENTS),
         ScreenInput::History(history) => state.history = Some(*history),
         ScreenInput::Log(line) => {
-            keep_last(&mut state.log, line, LINES);
+            keep_last(&mut state.log, line, MAX_LOG_LINES);
             // Keep older lines in place while the user reads them.
             if state.scroll > 0 && matches!(state.view, ScreenView::Log(..)) {
                 state.scroll = state.scroll.saturating_add(1);

@@ -5,17 +5,17 @@ use std::time::Duration;
 use KeyCode::{Char, Down, End, Enter, Esc, F, Home, PageDown, PageUp, Tab, Up};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
-use warden_policies::Work;
-use warden_policies::growth::Verdict;
+use warden_policies::WorkDone;
+use warden_policies::growth::GrowthVerdict;
 
 use super::super::draw::draw_screen;
 use super::super::look::{GOOD, PLAIN, TerminalLook};
 use super::super::memory::MemoryHistory;
 use super::super::picture::{EventLine, MemoryShare, ModelRow};
-use super::super::state::{MESSAGE, WatchedDetail};
+use super::super::state::{MESSAGE_DURATION, WatchedDetail};
 use super::*;
 
-fn row(name: &str, verdict: Verdict, host: u64) -> ModelRow {
+fn row(name: &str, verdict: GrowthVerdict, host: u64) -> ModelRow {
     ModelRow {
         name: name.to_owned(),
         shown: tame(name),
@@ -23,7 +23,7 @@ fn row(name: &str, verdict: Verdict, host: u64) -> ModelRow {
         verdict,
         host: Some(host),
         fill: Some(MemoryShare { used: host, total: 1000 }),
-        work: vec![((0, Some(1)), Work { requests: 10, output_tokens: 100, ..Work::default() })],
+        work: vec![((0, Some(1)), WorkDone { requests: 10, output_tokens: 100, ..WorkDone::default() })],
         ..ModelRow::default()
     }
 }
@@ -34,9 +34,9 @@ fn picture(rows: Vec<ModelRow>) -> InstancePicture {
 
 fn three() -> InstancePicture {
     picture(vec![
-        row("beta", Verdict::Steady, 300),
-        row("alpha", Verdict::Leaking, 100),
-        row("gamma", Verdict::Warming, 200),
+        row("beta", GrowthVerdict::Steady, 300),
+        row("alpha", GrowthVerdict::Leaking, 100),
+        row("gamma", GrowthVerdict::Warming, 200),
     ])
 }
 
@@ -126,7 +126,11 @@ fn the_choice_follows_its_model_and_goes_to_a_neighbour_when_it_is_gone() {
 #[test]
 fn the_chosen_row_stays_on_the_screen() {
     let mut state = ScreenState::default();
-    see(&mut state, 0, picture((0..50).map(|n| row(&format!("m{n:02}"), Verdict::Steady, 1)).collect()));
+    see(
+        &mut state,
+        0,
+        picture((0..50).map(|n| row(&format!("m{n:02}"), GrowthVerdict::Steady, 1)).collect()),
+    );
     for key in [End, Up, PageUp, PageUp, Down, Home, PageDown, PageDown, PageDown] {
         step(&mut state, ScreenInput::Key(KeyEvent::new(key, KeyModifiers::NONE)));
         draw(&mut state, (60, 10));
@@ -238,10 +242,10 @@ fn text_is_scrolled_no_farther_than_it_goes() {
 #[test]
 fn a_log_is_bounded_and_a_reader_of_older_lines_keeps_them_in_sight() {
     let mut state = pressed(&[Char('l')]);
-    for n in 0..LINES + 10 {
+    for n in 0..MAX_LOG_LINES + 10 {
         step(&mut state, ScreenInput::Log(format!("line {n}")));
     }
-    assert_eq!((state.log.len(), state.scroll), (LINES, 0));
+    assert_eq!((state.log.len(), state.scroll), (MAX_LOG_LINES, 0));
     press(&mut state, &[Up, PageUp]);
     let before = state.scroll;
     assert_eq!(before, 1 + state.page);
@@ -341,22 +345,22 @@ fn an_instance_that_is_silent_keeps_its_picture_and_one_that_was_restarted_is_re
     assert_eq!(state.silent, None);
     assert!(state.message.as_ref().unwrap().1.contains("process 8"));
     assert_eq!(state.picture.rows[0].rate, None, "its counters are others");
-    step(&mut state, ScreenInput::Tick(Duration::from_secs(10) + MESSAGE));
+    step(&mut state, ScreenInput::Tick(Duration::from_secs(10) + MESSAGE_DURATION));
     assert_eq!(state.message, None);
 }
 
 #[test]
 fn events_are_bounded_and_known_by_their_model() {
     let mut state = shown();
-    for n in 0..EVENTS + 5 {
+    for n in 0..MAX_KEPT_EVENTS + 5 {
         let model = Some(if n.is_multiple_of(2) { "alpha" } else { "beta" }.to_owned());
         let (time, tone) = (String::new(), PLAIN);
         let event = EventLine { time, at: 0.0, model, text: n.to_string(), tone, leaks: false };
         step(&mut state, ScreenInput::Event(event));
     }
-    assert_eq!(state.events.len(), EVENTS);
-    assert_eq!(state.events_of("alpha").next().unwrap().text, (EVENTS + 4).to_string());
-    assert_eq!(state.events_of("alpha").count(), EVENTS / 2);
+    assert_eq!(state.events.len(), MAX_KEPT_EVENTS);
+    assert_eq!(state.events_of("alpha").next().unwrap().text, (MAX_KEPT_EVENTS + 4).to_string());
+    assert_eq!(state.events_of("alpha").count(), MAX_KEPT_EVENTS / 2);
 }
 
 #[test]

@@ -4,21 +4,21 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use warden_builder::{BuildId, Move, Store};
+use warden_builder::{BuildId, BuildMove, BuildStore};
 
-use super::told::{Outcome, UpdateReport};
-use super::{RollbackArgs, Run, configured, live, only_one, pinned};
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+use super::told::{UpdateOutcome, UpdateReport};
+use super::{RollbackArgs, UpdateRun, configured, live, only_one, pinned};
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 use crate::out;
-use crate::serve::Signals;
+use crate::serve::SignalHandlers;
 
 /// Poll interval for windows of the day, which open and close on the minute.
 const WINDOW_POLL_INTERVAL: Duration = Duration::from_secs(20);
 
-impl Run<'_> {
+impl UpdateRun<'_> {
     /// Waits until the current time allows to replace all models.
-    async fn wait_for_window(&self) -> Result<(), Failure> {
+    async fn wait_for_window(&self) -> Result<(), CommandError> {
         let Some(resolved) = configured(&self.args.config, self.loaded, self.machine)? else { return Ok(()) };
         let windows = || resolved.fleet.models.iter().map(|model| &model.recycle.only);
         while windows().any(|only| !only.open(crate::clock::minute())) {
@@ -28,13 +28,13 @@ impl Run<'_> {
     }
 
     /// Waits for an allowed time in a scheduled update, which no operator waits for.
-    async fn wait_if_scheduled(&self, signals: &mut Signals) -> Result<(), Failure> {
+    async fn wait_if_scheduled(&self, signals: &mut SignalHandlers) -> Result<(), CommandError> {
         if !self.args.scheduled {
             return Ok(());
         }
         tokio::select! {
             quiet = self.wait_for_window() => quiet,
-            () = signals.leave() => Err(Failure::INTERRUPTED),
+            () = signals.leave() => Err(CommandError::INTERRUPTED),
         }
     }
 
@@ -42,18 +42,18 @@ impl Run<'_> {
     pub(super) async fn bring_in(
         &self,
         mut report: UpdateReport,
-        instances: &[live::Live],
+        instances: &[live::LiveInstance],
         id: &BuildId,
-        signals: &mut Signals,
-    ) -> Result<UpdateReport, Failure> {
+        signals: &mut SignalHandlers,
+    ) -> Result<UpdateReport, CommandError> {
         self.wait_if_scheduled(signals).await?;
         self.store.bring_in(id, &report.news())?;
         match self.told(instances, id, signals).await? {
-            Told::Holds(by) => {
+            BringInResult::Holds(by) => {
                 report.used_by = by;
-                Ok(report.ends(Outcome::InUse))
+                Ok(report.ends(UpdateOutcome::InUse))
             }
-            Told::Back { outcome, reasons } => {
+            BringInResult::Back { outcome, reasons } => {
                 report.reasons.extend(reasons);
                 Ok(report.ends(outcome))
             }
@@ -63,10 +63,10 @@ impl Run<'_> {
     /// Reloads every instance after the choice of a build, and watches. Rolls back if a model dies.
     async fn told(
         &self,
-        instances: &[live::Live],
+        instances: &[live::LiveInstance],
         id: &BuildId,
-        signals: &mut Signals,
-    ) -> Result<Told, Failure> {
+        signals: &mut SignalHandlers,
+    ) -> Result<BringInResult, CommandError> {
         let numbers = &self.loaded.settings.update;
         let binary = self.store.binary(id)?;
         let mut by = Vec::new();
@@ -77,36 +77,37 @@ impl Run<'_> {
             };
             let taken = tokio::select! {
                 taken = taking => taken,
-                () = signals.leave() => Err(live::Wrong::Interrupted),
+                () = signals.leave() => Err(live::SwitchFailure::Interrupted),
             };
             let Err(wrong) = taken else {
                 by.push(live.name());
                 continue;
             };
             let outcome = match wrong {
-                live::Wrong::Ill(_) => Outcome::TakenBack,
-                live::Wrong::NotTaken(_) => Outcome::Unknown,
-                live::Wrong::Interrupted => Outcome::Interrupted,
+                live::SwitchFailure::Ill(_) => UpdateOutcome::TakenBack,
+                live::SwitchFailure::NotTaken(_) => UpdateOutcome::Unknown,
+                live::SwitchFailure::Interrupted => UpdateOutcome::Interrupted,
             };
             let why = wrong.into_reason();
-            let back = self.store.roll_back(id, (outcome == Outcome::TakenBack).then_some(why.as_str()))?;
+            let back =
+                self.store.roll_back(id, (outcome == UpdateOutcome::TakenBack).then_some(why.as_str()))?;
             let mut reasons = vec![why];
             let wrong = self.roll_back_instances(instances, &back, signals).await?;
             reasons.extend(wrong.into_iter().map(|why| format!("on the way back: {why}")));
-            return Ok(Told::Back { outcome, reasons });
+            return Ok(BringInResult::Back { outcome, reasons });
         }
         self.store.moved()?;
-        Ok(Told::Holds(by))
+        Ok(BringInResult::Holds(by))
     }
 
     /// Reloads instances after a rollback, and waits until they run the build. Returns what went wrong. If
     /// this update is cancelled meanwhile, the next one continues.
     async fn roll_back_instances(
         &self,
-        instances: &[live::Live],
+        instances: &[live::LiveInstance],
         back: &BuildId,
-        signals: &mut Signals,
-    ) -> Result<Vec<String>, Failure> {
+        signals: &mut SignalHandlers,
+    ) -> Result<Vec<String>, CommandError> {
         let numbers = &self.loaded.settings.update;
         let binary = self.store.binary(back)?;
         // Reload all of them first: instances not reached so far may have reloaded by themselves, and this
@@ -118,9 +119,9 @@ impl Run<'_> {
         for live in instances {
             let taken = tokio::select! {
                 taken = live.switch_back(&binary, numbers) => taken,
-                () = signals.leave() => return Err(Failure::INTERRUPTED),
+                () = signals.leave() => return Err(CommandError::INTERRUPTED),
             };
-            wrong.extend(taken.err().map(live::Wrong::into_reason));
+            wrong.extend(taken.err().map(live::SwitchFailure::into_reason));
         }
         // Record the end: another attempt would have the same result.
         self.store.moved()?;
@@ -129,11 +130,11 @@ impl Run<'_> {
 
     /// Completes an update that was killed after its choice of a build, or during the rollback. Returns its
     /// result, if any.
-    pub(super) async fn finish(&self, signals: &mut Signals) -> Result<Option<String>, Failure> {
+    pub(super) async fn finish(&self, signals: &mut SignalHandlers) -> Result<Option<String>, CommandError> {
         let (Some(moving), Some(in_use)) = (self.store.moving(), self.store.in_use()?) else {
             return Ok(None);
         };
-        let Move { build, back } = moving;
+        let BuildMove { build, back } = moving;
         out::error_line(&format!(
             "update: build {build} was {} by one that did not see it through; it goes on",
             if back { "taken back" } else { "chosen" }
@@ -144,14 +145,14 @@ impl Run<'_> {
         let instances = live::using(self.dirs, self.machine, &binaries, &pinned, true).await?;
         if back {
             let wrong = self.roll_back_instances(&instances, &in_use.id, signals).await?;
-            let all: Vec<String> = instances.iter().map(live::Live::name).collect();
+            let all: Vec<String> = instances.iter().map(live::LiveInstance::name).collect();
             return match wrong.first() {
                 None if all.is_empty() => Ok(None),
                 None => Ok(Some(format!(
                     "Build {build}, which was taken back, is not run by {} any more",
                     all.join("; ")
                 ))),
-                Some(_) => Err(Failure::hinted(
+                Some(_) => Err(CommandError::hinted(
                     format!("build {build}, which was taken back, is still run: {}", wrong.join("; ")),
                     "restart that llama-warden, or see what its log says",
                 )),
@@ -159,14 +160,14 @@ impl Run<'_> {
         }
         self.wait_if_scheduled(signals).await?;
         match self.told(&instances, &build, signals).await? {
-            Told::Holds(by) if by.is_empty() => Ok(Some(format!(
+            BringInResult::Holds(by) if by.is_empty() => Ok(Some(format!(
                 "Build {build}, which an earlier update had chosen, is used by no running instance"
             ))),
-            Told::Holds(by) => Ok(Some(format!(
+            BringInResult::Holds(by) => Ok(Some(format!(
                 "Build {build}, which an earlier update had chosen, is in use by {}",
                 by.join("; ")
             ))),
-            Told::Back { outcome, reasons } => {
+            BringInResult::Back { outcome, reasons } => {
                 let text = format!(
                     "build {build}, which an earlier update had chosen, was taken back: {}",
                     reasons.join("; ")
@@ -175,33 +176,33 @@ impl Run<'_> {
                 if self.args.json {
                     out::json(&serde_json::json!({ "outcome": outcome, "reasons": reasons }))?;
                 }
-                Err(Failure::Told { code: outcome.code() })
+                Err(CommandError::Told { code: outcome.code() })
             }
         }
     }
 }
 
 /// Result of bringing in a build.
-enum Told {
+enum BringInResult {
     /// The build works, and these instances use it.
     Holds(Vec<String>),
     /// The previous build is in use again.
-    Back { outcome: Outcome, reasons: Vec<String> },
+    Back { outcome: UpdateOutcome, reasons: Vec<String> },
 }
 
 /// Returns to the previous build, and reloads every instance.
-pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
+pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
     crate::cli::block_on(async {
-        let machine = Machine::read();
+        let machine = HostMachine::read();
         let loaded = args.config.load(&machine, Vec::new())?;
         let dirs = loaded.dirs(&machine)?;
-        let store = Store::new(&dirs.data);
+        let store = BuildStore::new(&dirs.data);
         let _only = only_one(&dirs)?;
         let numbers = &loaded.settings.update;
         let pinned = pinned(&args.config, &loaded, &machine)?;
         // Complete an interrupted rollback: instances still run the abandoned build, so do not go further
         // back.
-        let no_way_back = || warden_builder::Error::NoWayBack { store: store.root().to_owned() };
+        let no_way_back = || warden_builder::BuilderError::NoWayBack { store: store.root().to_owned() };
         let in_use = store.in_use()?.ok_or_else(no_way_back)?.id;
         let left =
             store.moving().filter(|moving| moving.back).and_then(|moving| store.binary(&moving.build).ok());
@@ -225,7 +226,7 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
             match live.switch_back(&binary, numbers).await {
                 Ok(()) => out::line(&format!("{} runs it", live.name()))?,
                 // Continue: the other instances can still switch.
-                Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_reason()))),
+                Err(wrong) => failed = failed.and(Err(CommandError::failed(wrong.into_reason()))),
             }
         }
         // Record the end: an instance that did not switch would not do so next time, and the next
@@ -237,7 +238,7 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
 
 /// Prints the build that a rollback would choose. `late` is the number of instances that do not run the
 /// build in use, after an interrupted rollback.
-fn plan_rollback(store: &Store, in_use: &BuildId, late: usize) -> Result<(), Failure> {
+fn plan_rollback(store: &BuildStore, in_use: &BuildId, late: usize) -> Result<(), CommandError> {
     if late > 0 {
         out::line(&format!("build {in_use} is in use already; {late} instance(s) would change to it"))?;
         return Ok(());
@@ -249,6 +250,6 @@ fn plan_rollback(store: &Store, in_use: &BuildId, late: usize) -> Result<(), Fai
 }
 
 /// Formats a revision: `, build 8827, commit 1234abcd`.
-fn revision_text(store: &Store, id: &BuildId) -> String {
+fn revision_text(store: &BuildStore, id: &BuildId) -> String {
     store.show(id).map_or_else(|_| String::new(), |build| format!(", {}", build.plan.source.revision))
 }

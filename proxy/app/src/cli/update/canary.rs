@@ -3,25 +3,25 @@
 use reqwest::Method;
 use tokio::time::{Instant, sleep};
 use warden_builder::BuildId;
-use warden_policies::canary::Verdict;
+use warden_policies::canary::CanaryVerdict;
 use warden_policies::defaults::Update;
 use warden_supervisor::{CanaryState, CanaryView};
 
-use super::live::Live;
-use crate::exit::Failure;
+use super::live::LiveInstance;
+use crate::exit::CommandError;
 use crate::out;
-use crate::serve::Signals;
+use crate::serve::SignalHandlers;
 
 /// Tries the build with each model of an instance, one after the other. Returns the reason if it is worse
 /// with one, and notes about the others. Skips models that cannot have a canary now (no memory, not loaded,
 /// another canary).
 pub(super) async fn worse(
-    live: &Live,
+    live: &LiveInstance,
     build: &BuildId,
     numbers: &Update,
     notes: &mut Vec<String>,
-    signals: &mut Signals,
-) -> Result<Option<String>, Failure> {
+    signals: &mut SignalHandlers,
+) -> Result<Option<String>, CommandError> {
     for model in &live.models {
         let path = ["models", model, "canary"];
         let begun =
@@ -43,21 +43,21 @@ pub(super) async fn worse(
             view = wait_for_end(live, &path, numbers) => view?,
             () = signals.leave() => {
                 drop(live.client.json::<CanaryView>(Method::DELETE, &path).await);
-                return Err(Failure::INTERRUPTED);
+                return Err(CommandError::INTERRUPTED);
             }
         };
         let requests = view.report.canary.requests;
         match view.verdict {
-            Verdict::Worse { reasons } => {
+            CanaryVerdict::Worse { reasons } => {
                 return Ok(Some(format!(
                     "canary of `{model}` after {requests} requests: {}",
                     reasons.join("; ")
                 )));
             }
-            Verdict::BetterOrEqual => {
+            CanaryVerdict::BetterOrEqual => {
                 notes.push(format!("`{model}`: as good on {requests} requests of clients"));
             }
-            Verdict::Undecided { missing } => {
+            CanaryVerdict::Undecided { missing } => {
                 notes.push(format!(
                     "`{model}`: not worse on {requests} requests of clients ({})",
                     missing.join("; ")
@@ -69,7 +69,11 @@ pub(super) async fn worse(
 }
 
 /// Waits until a canary has ended, or ends it after the time limit.
-async fn wait_for_end(live: &Live, path: &[&str], numbers: &Update) -> Result<CanaryView, Failure> {
+async fn wait_for_end(
+    live: &LiveInstance,
+    path: &[&str],
+    numbers: &Update,
+) -> Result<CanaryView, CommandError> {
     let until = Instant::now() + numbers.canary;
     loop {
         // Ignore a lost answer: it does not end the canary.

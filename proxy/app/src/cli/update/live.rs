@@ -9,18 +9,18 @@ use tokio::time::{Instant, sleep};
 use warden_policies::defaults::Update;
 use warden_supervisor::{BackendView, ModelState, ModelView};
 
-use crate::admin::answer::{Instance, Status};
-use crate::admin::client::Client;
+use crate::admin::answer::{AdminStatus, InstanceInfo};
+use crate::admin::client::AdminClient;
 use crate::admin::instance;
-use crate::config::machine::Machine;
-use crate::config::resolve::dirs::Dirs;
-use crate::exit::Failure;
+use crate::config::machine::HostMachine;
+use crate::config::resolve::dirs::WardenDirs;
+use crate::exit::CommandError;
 use crate::out;
 
 /// A running instance with models that use the default build.
-pub(super) struct Live {
-    instance: Instance,
-    pub(super) client: Client,
+pub(super) struct LiveInstance {
+    instance: InstanceInfo,
+    pub(super) client: AdminClient,
     /// Models that use the default build.
     pub(super) models: Vec<String>,
 }
@@ -30,15 +30,15 @@ pub(super) struct Live {
 /// does not. An instance that does not answer is an error if `strict`, else a warning, because its needs
 /// are unknown.
 pub(super) async fn using(
-    dirs: &Dirs,
-    machine: &Machine,
+    dirs: &WardenDirs,
+    machine: &HostMachine,
     binaries: &[PathBuf],
     pinned: &[String],
     strict: bool,
-) -> Result<Vec<Live>, Failure> {
+) -> Result<Vec<LiveInstance>, CommandError> {
     let mut all = Vec::new();
     for found in instance::all_instances(&dirs.state, &machine.registration_dirs()) {
-        let client = Client::of(&found);
+        let client = AdminClient::of(&found);
         let instance = found.instance;
         if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != dirs.data {
             continue;
@@ -49,7 +49,7 @@ pub(super) async fn using(
                 instance.pid, instance.admin_socket
             );
             if strict {
-                return Err(Failure::hinted(silent, "end it, or wait until it answers"));
+                return Err(CommandError::hinted(silent, "end it, or wait until it answers"));
             }
             out::error_line(&format!("warning: {silent}"));
             continue;
@@ -61,14 +61,14 @@ pub(super) async fn using(
             status.next_binary(name).is_some_and(|next| binaries.iter().any(|binary| binary == next))
         });
         let models = own.map(str::to_owned).collect();
-        all.push(Live { instance, client, models });
+        all.push(LiveInstance { instance, client, models });
     }
     all.retain(|live| !live.models.is_empty());
     Ok(all)
 }
 
 /// State of an instance's models before it is told to reload.
-pub(super) struct Before {
+pub(super) struct StateBeforeReload {
     /// Newest generation, for instances that do not report the program of a process.
     newest: u64,
     /// Crashes of each model so far.
@@ -78,7 +78,7 @@ pub(super) struct Before {
 }
 
 /// Reason why an instance does not run the wanted build.
-pub(super) enum Wrong {
+pub(super) enum SwitchFailure {
     /// Fault of the build.
     Ill(String),
     /// Possibly no fault of the build: no instance, no answer, an invalid configuration, a drain that takes
@@ -88,7 +88,7 @@ pub(super) enum Wrong {
     Interrupted,
 }
 
-impl Wrong {
+impl SwitchFailure {
     pub(super) fn into_reason(self) -> String {
         match self {
             Self::Ill(why) | Self::NotTaken(why) => why,
@@ -97,29 +97,38 @@ impl Wrong {
     }
 }
 
-impl Live {
+impl LiveInstance {
     /// Display name.
     pub(super) fn name(&self) -> String {
         format!("pid {} ({})", self.instance.pid, self.models.join(", "))
     }
 
     /// Reloads the instance, and waits until all its models run `binary` and nothing else.
-    pub(super) async fn takes(&self, binary: &Path, numbers: &Update) -> Result<Before, Wrong> {
+    pub(super) async fn takes(
+        &self,
+        binary: &Path,
+        numbers: &Update,
+    ) -> Result<StateBeforeReload, SwitchFailure> {
         // Do not excuse models that already run this build because of an earlier update: they are down
         // because of it.
         let before = self.before(Some(binary), numbers).await?;
         self.changes(binary, before, numbers).await
     }
 
-    /// Like [`Live::takes`] for the previous build. Excuses all models that are down, because the abandoned
+    /// Like [`LiveInstance::takes`] for the previous build. Excuses all models that are down, because the abandoned
     /// build is the cause.
-    pub(super) async fn switch_back(&self, binary: &Path, numbers: &Update) -> Result<(), Wrong> {
+    pub(super) async fn switch_back(&self, binary: &Path, numbers: &Update) -> Result<(), SwitchFailure> {
         let before = self.before(None, numbers).await?;
         self.changes(binary, before, numbers).await.map(drop)
     }
 
-    async fn changes(&self, binary: &Path, before: Before, numbers: &Update) -> Result<Before, Wrong> {
-        self.reload().await.map_err(Wrong::NotTaken)?;
+    async fn changes(
+        &self,
+        binary: &Path,
+        before: StateBeforeReload,
+        numbers: &Update,
+    ) -> Result<StateBeforeReload, SwitchFailure> {
+        self.reload().await.map_err(SwitchFailure::NotTaken)?;
         out::error_line(&format!("update: {} takes the build; nothing is cut", self.name()));
         let until = Instant::now() + numbers.within;
         let mut silent = 0;
@@ -127,7 +136,7 @@ impl Live {
             if let Some(status) = self.client.status().await {
                 silent = 0;
                 if let Some(why) = self.wrong(&status, &before) {
-                    return Err(Wrong::Ill(why));
+                    return Err(SwitchFailure::Ill(why));
                 }
                 if self.has_taken(&status, binary, before.newest) {
                     return Ok(before);
@@ -139,7 +148,7 @@ impl Live {
                 }
             }
             if Instant::now() >= until {
-                return Err(Wrong::NotTaken(format!(
+                return Err(SwitchFailure::NotTaken(format!(
                     "{} still ran other processes {} after it was told; its log says why",
                     self.name(),
                     warden_policies::units::span(numbers.within)
@@ -150,14 +159,19 @@ impl Live {
     }
 
     /// Watches the instance for this time.
-    pub(super) async fn watch(&self, before: &Before, time: Duration, numbers: &Update) -> Result<(), Wrong> {
+    pub(super) async fn watch(
+        &self,
+        before: &StateBeforeReload,
+        time: Duration,
+        numbers: &Update,
+    ) -> Result<(), SwitchFailure> {
         let until = Instant::now() + time;
         let mut looked = false;
         loop {
             if let Some(status) = self.client.status().await {
                 looked = true;
                 if let Some(why) = self.wrong(&status, before) {
-                    return Err(Wrong::Ill(why));
+                    return Err(SwitchFailure::Ill(why));
                 }
             }
             if Instant::now() >= until {
@@ -168,7 +182,11 @@ impl Live {
         if looked { Ok(()) } else { Err(self.is_silent()) }
     }
 
-    async fn before(&self, taken: Option<&Path>, numbers: &Update) -> Result<Before, Wrong> {
+    async fn before(
+        &self,
+        taken: Option<&Path>,
+        numbers: &Update,
+    ) -> Result<StateBeforeReload, SwitchFailure> {
         for _ in 0..MAX_FAILED_QUERIES {
             if let Some(status) = self.client.status().await {
                 let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
@@ -179,7 +197,7 @@ impl Live {
                 let all = self.own(&status).flat_map(|model| &model.backends);
                 let newest =
                     all.filter_map(|backend| backend.generation).map(|generation| generation.0).max();
-                return Ok(Before {
+                return Ok(StateBeforeReload {
                     newest: newest.unwrap_or(0),
                     crashes: crashes.collect(),
                     down: down.collect(),
@@ -190,18 +208,18 @@ impl Live {
         Err(self.is_silent())
     }
 
-    fn is_silent(&self) -> Wrong {
-        Wrong::NotTaken(format!("{} does not answer any more", self.name()))
+    fn is_silent(&self) -> SwitchFailure {
+        SwitchFailure::NotTaken(format!("{} does not answer any more", self.name()))
     }
 
     /// Models of this instance that use the build.
-    fn own<'a>(&'a self, status: &'a Status) -> impl Iterator<Item = &'a ModelView> {
+    fn own<'a>(&'a self, status: &'a AdminStatus) -> impl Iterator<Item = &'a ModelView> {
         let all = status.fleet.models.iter().map(|model| &**model);
         all.filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
     }
 
     /// Returns whether all models will start as `binary`, and no process of another build is left.
-    fn has_taken(&self, status: &Status, binary: &Path, before: u64) -> bool {
+    fn has_taken(&self, status: &AdminStatus, binary: &Path, before: u64) -> bool {
         let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
         // Older instances do not report the program; compare generations.
         let is_its = |backend: &BackendView| match (&backend.program, backend.generation) {
@@ -232,7 +250,7 @@ impl Live {
     }
 
     /// Describes new faults of its models since `before`.
-    fn wrong(&self, status: &Status, before: &Before) -> Option<String> {
+    fn wrong(&self, status: &AdminStatus, before: &StateBeforeReload) -> Option<String> {
         let why = |model: &ModelView| {
             model.last_failure.as_ref().map_or_else(String::new, |failure| format!(": {}", failure.message))
         };

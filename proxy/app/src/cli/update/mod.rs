@@ -26,25 +26,25 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::FlockOperation;
 use rustix::process::{Signal, getpid, kill_process};
-use warden_builder::{BackendWish, BuildId, Builder, Provenance, Request, Store};
+use warden_builder::{BackendChoice, BuildId, BuildRequest, BuildStore, Builder, Provenance};
 use warden_experiment::Workload;
 use warden_experiment::proof::ProofRuling;
-use warden_patches::Sets;
+use warden_patches::SelectedSets;
 use warden_supervisor::nursery::NurseryHandle;
 
 pub(crate) use self::bring::rollback;
-use self::prove::Both;
-use self::told::{Outcome, UpdateReport};
+use self::prove::UpdateBuilds;
+use self::told::{UpdateOutcome, UpdateReport};
 use super::{ConfigArgs, build};
-use crate::config::machine::Machine;
-use crate::config::problem::Place;
+use crate::config::machine::HostMachine;
+use crate::config::problem::ConfigPlace;
 use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::binary::Choice;
-use crate::config::resolve::dirs::Dirs;
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::resolve::binary::BinaryChoice;
+use crate::config::resolve::dirs::WardenDirs;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
-use crate::serve::{self, Signals};
+use crate::serve::{self, SignalHandlers};
 
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Clone, Debug, Args)]
@@ -68,8 +68,8 @@ pub(crate) struct UpdateArgs {
     #[arg(long)]
     sdist: bool,
     /// Backend to compute on. Default: that of the build in use.
-    #[arg(long, value_name = "NAME", value_parser = build::flags::hinted::<BackendWish>)]
-    backend: Option<BackendWish>,
+    #[arg(long, value_name = "NAME", value_parser = build::flags::hinted::<BackendChoice>)]
+    backend: Option<BackendChoice>,
     #[command(flatten)]
     patches: build::PatchArgs,
     /// Option for cmake, as NAME=VALUE, in addition to those of the build in use. May be repeated.
@@ -136,13 +136,13 @@ const LOCK_FILE: &str = "update.lock";
 const LAST_RUN_FILE: &str = "update.last";
 
 /// Runs the command. Must be called on the main thread, which forks.
-pub(crate) fn run(args: UpdateArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: UpdateArgs) -> Result<(), CommandError> {
     serve::with_nursery(|nursery| update(args, nursery))
 }
 
-async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure> {
-    let mut signals = Signals::new()?;
-    let machine = Machine::read();
+async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
+    let mut signals = SignalHandlers::new()?;
+    let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let dirs = loaded.dirs(&machine)?;
     let _only = only_one(&dirs)?;
@@ -156,7 +156,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
             end_with_stdin();
         }
         let store = builder.store();
-        let run = Run { args: &args, machine: &machine, loaded: &loaded, dirs: &dirs, builder, store };
+        let run = UpdateRun { args: &args, machine: &machine, loaded: &loaded, dirs: &dirs, builder, store };
         Box::pin(run.all(nursery, &mut signals)).await
     })
     .await?;
@@ -180,33 +180,37 @@ fn end_with_stdin() {
 const SCHEDULED_NICE: i32 = 10;
 
 /// Takes the lock. Two concurrent updates would decide about each other's builds.
-fn only_one(dirs: &Dirs) -> Result<File, Failure> {
+fn only_one(dirs: &WardenDirs) -> Result<File, CommandError> {
     let path = dirs.data.join(LOCK_FILE);
     let held = super::held(&path, FlockOperation::NonBlockingLockExclusive);
     held.map_err(|error| {
         if error.kind() == std::io::ErrorKind::WouldBlock {
-            Failure::hinted("another `llama-warden update` is under way", "wait until it has ended")
+            CommandError::hinted("another `llama-warden update` is under way", "wait until it has ended")
         } else {
-            Failure::failed(format!("cannot hold {}: {error}", path.display()))
+            CommandError::failed(format!("cannot hold {}: {error}", path.display()))
         }
     })
 }
 
-struct Run<'a> {
+struct UpdateRun<'a> {
     args: &'a UpdateArgs,
-    machine: &'a Machine,
-    loaded: &'a Loaded,
-    dirs: &'a Dirs,
+    machine: &'a HostMachine,
+    loaded: &'a LoadedConfig,
+    dirs: &'a WardenDirs,
     builder: Builder,
-    store: Store,
+    store: BuildStore,
 }
 
-impl Run<'_> {
-    async fn all(&self, nursery: NurseryHandle, signals: &mut Signals) -> Result<UpdateReport, Failure> {
+impl UpdateRun<'_> {
+    async fn all(
+        &self,
+        nursery: NurseryHandle,
+        signals: &mut SignalHandlers,
+    ) -> Result<UpdateReport, CommandError> {
         let numbers = &self.loaded.settings.update;
         let finished = if self.args.plan { None } else { self.finish(signals).await? };
         let old = self.store.in_use()?.ok_or_else(|| {
-            Failure::hinted(
+            CommandError::hinted(
                 format!("there is no build in {} to renew", self.store.root().display()),
                 "`update` renews builds of the store only: make the first one with `llama-warden build`, take `binary` out \
                  of the configuration, and reload it",
@@ -219,18 +223,18 @@ impl Run<'_> {
         let mut report = UpdateReport::new(&old, &plan, &new, numbers.listed);
         report.notes.extend(finished);
         if plan.id == old.id {
-            return Ok(report.ends(Outcome::NothingNew));
+            return Ok(report.ends(UpdateOutcome::NothingNew));
         }
         if let Some(why) = new.not_newer_reason(&old, &plan) {
             report.reasons.push(why);
-            return Ok(report.ends(Outcome::NothingNew));
+            return Ok(report.ends(UpdateOutcome::NothingNew));
         }
         if let Some(decided) = self.store.choices()?.rejected(&plan.id).filter(|_| !self.args.again) {
             report.reasons.push(format!("{}: {}", decided.at, decided.why));
-            return Ok(report.ends(Outcome::WasRejected));
+            return Ok(report.ends(UpdateOutcome::WasRejected));
         }
         if self.args.plan {
-            return Ok(report.ends(Outcome::Planned));
+            return Ok(report.ends(UpdateOutcome::Planned));
         }
         let last = self.dirs.state.join(LAST_RUN_FILE);
         let noted = std::fs::create_dir_all(&self.dirs.state)
@@ -247,7 +251,7 @@ impl Run<'_> {
         let built = self.builder.build(&request).await?;
         self.fits(&built.id).await?;
         if !self.args.unproved {
-            let both = Both {
+            let both = UpdateBuilds {
                 old: self.store.binary(&old.id)?,
                 new: built.binary.clone(),
                 provenance: &built.provenance,
@@ -259,9 +263,9 @@ impl Run<'_> {
             match verdict {
                 ProofRuling::Worse => {
                     self.store.reject(&built.id, &report.why())?;
-                    return Ok(report.ends(Outcome::Rejected));
+                    return Ok(report.ends(UpdateOutcome::Rejected));
                 }
-                ProofRuling::Unknown => return Ok(report.ends(Outcome::Unknown)),
+                ProofRuling::Unknown => return Ok(report.ends(UpdateOutcome::Unknown)),
                 ProofRuling::Better | ProofRuling::Same => {}
             }
         }
@@ -274,7 +278,7 @@ impl Run<'_> {
                 {
                     report.reasons.push(why);
                     self.store.reject(&built.id, &report.why())?;
-                    return Ok(report.ends(Outcome::Rejected));
+                    return Ok(report.ends(UpdateOutcome::Rejected));
                 }
             }
         }
@@ -282,15 +286,19 @@ impl Run<'_> {
     }
 
     /// The build request: the recipe of the build in use with another source.
-    fn request(&self, source: warden_builder::Source, old: &Provenance) -> Result<Request, Failure> {
+    fn request(
+        &self,
+        source: warden_builder::BuildSource,
+        old: &Provenance,
+    ) -> Result<BuildRequest, CommandError> {
         let recipe = &old.plan.recipe;
         let mut patches = build::selection(&self.args.patches, self.loaded, self.machine)?;
-        if patches.sets == Sets::Default && old.plan.patches.is_empty() {
-            patches.sets = Sets::None;
+        if patches.sets == SelectedSets::Default && old.plan.patches.is_empty() {
+            patches.sets = SelectedSets::None;
         }
         let arch = recipe.arch().parse().unwrap_or_default();
-        Ok(Request {
-            backend: self.args.backend.unwrap_or(BackendWish::This(recipe.backend)),
+        Ok(BuildRequest {
+            backend: self.args.backend.unwrap_or(BackendChoice::This(recipe.backend)),
             arch,
             options: old.plan.options.iter().chain(&self.args.options).cloned().collect(),
             ..build::request(source, patches, &self.loaded.settings.build)
@@ -298,21 +306,22 @@ impl Run<'_> {
     }
 
     /// Checks the configuration with the new build: mitigations that it lacks, flags that it does not know.
-    async fn fits(&self, id: &BuildId) -> Result<(), Failure> {
+    async fn fits(&self, id: &BuildId) -> Result<(), CommandError> {
         if self.loaded.models.is_empty() {
             return Ok(());
         }
         let plan = plan_of(&self.args.config);
         let resolving = plan.resolve_with(self.machine, |resolved| {
             for (choice, place) in &mut resolved.choices {
-                if *choice == Choice::Newest {
-                    (*choice, *place) = (Choice::Build(id.to_string()), Place::Flag("update".to_owned()));
+                if *choice == BinaryChoice::Newest {
+                    (*choice, *place) =
+                        (BinaryChoice::Build(id.to_string()), ConfigPlace::Flag("update".to_owned()));
                 }
             }
             Ok(())
         });
         let refuse = |lines: String| {
-            Failure::hinted(
+            CommandError::hinted(
                 format!("build {id} cannot be used as it is configured: {lines}"),
                 "nothing was changed; change what the lines name, or wait for another revision",
             )
@@ -327,21 +336,25 @@ impl Run<'_> {
 }
 
 /// Plan to read the configuration again.
-fn plan_of(config: &ConfigArgs) -> serve::Plan {
-    serve::Plan { config: config.clone(), flags: Vec::new(), any_name: false }
+fn plan_of(config: &ConfigArgs) -> serve::ConfigSource {
+    serve::ConfigSource { config: config.clone(), flags: Vec::new(), any_name: false }
 }
 
 /// The resolved configuration; `None` without models.
 fn configured(
     config: &ConfigArgs,
-    loaded: &Loaded,
-    machine: &Machine,
-) -> Result<Option<ResolvedConfig>, Failure> {
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+) -> Result<Option<ResolvedConfig>, CommandError> {
     if loaded.models.is_empty() { Ok(None) } else { plan_of(config).as_configured(machine).map(Some) }
 }
 
 /// Models whose configuration names a build or a program.
-fn pinned(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Vec<String>, Failure> {
+fn pinned(
+    config: &ConfigArgs,
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+) -> Result<Vec<String>, CommandError> {
     let Some(resolved) = configured(config, loaded, machine)? else { return Ok(Vec::new()) };
     Ok(resolved.bound())
 }

@@ -2,22 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
-use warden_builder::sample_model::{self, Options};
-use warden_builder::{Backend, Provenance};
+use warden_builder::sample_model::{self, SampleModelOptions};
+use warden_builder::{ComputeBackend, Provenance};
 use warden_diagnose::report::ProofReport;
-use warden_experiment::proof::Side;
+use warden_experiment::proof::BuildSide;
 use warden_policies::defaults::Proof;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::UpdateArgs;
 use crate::cli::diagnose::{DiagnoseArgs, against};
-use crate::config::source::layers::Loaded;
-use crate::exit::Failure;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
-use crate::serve::Signals;
+use crate::serve::SignalHandlers;
 
 /// Both builds.
-pub(super) struct Both<'a> {
+pub(super) struct UpdateBuilds<'a> {
     pub(super) old: PathBuf,
     pub(super) new: PathBuf,
     pub(super) provenance: &'a Provenance,
@@ -28,11 +28,11 @@ pub(super) struct Both<'a> {
 /// Runs the proof.
 pub(super) async fn run(
     args: &UpdateArgs,
-    loaded: &Loaded,
-    both: &Both<'_>,
+    loaded: &LoadedConfig,
+    both: &UpdateBuilds<'_>,
     nursery: &NurseryHandle,
-    signals: &mut Signals,
-) -> Result<ProofReport, Failure> {
+    signals: &mut SignalHandlers,
+) -> Result<ProofReport, CommandError> {
     let proof = &loaded.settings.proof;
     if let Some(model) = &args.model {
         let mut more = vec!["--model", model];
@@ -42,8 +42,8 @@ pub(super) async fn run(
     }
     let numbers = &loaded.settings.update;
     let sample = both.cache.join("proof.gguf");
-    sample_model::write(&sample, &Options::default()).map_err(|error| {
-        Failure::failed(format!("cannot write the sample model {}: {error}", sample.display()))
+    sample_model::write(&sample, &SampleModelOptions::default()).map_err(|error| {
+        CommandError::failed(format!("cannot write the sample model {}: {error}", sample.display()))
     })?;
     let sample = sample.display().to_string();
     let requests = numbers.sample_requests.to_string();
@@ -51,16 +51,16 @@ pub(super) async fn run(
     let more = ["--requests", &requests, "--workload", "short-text,long-text,conversation"];
     let flags =
         |layers: &'static str| ["-m", &sample, "-c", "8192", "-np", "2", "-ngl", layers].map(str::to_owned);
-    let is_on_gpu = both.provenance.backend() != Backend::Cpu;
+    let is_on_gpu = both.provenance.backend() != ComputeBackend::Cpu;
     let layers = if is_on_gpu { "99" } else { "0" };
     let first = against_command(both, &flags(layers), &[], &more)?;
     let mut report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     let fault = |report: &ProofReport| report.proof.fault.as_ref().map(|fault| fault.side);
-    if is_on_gpu && fault(&report) == Some(Side::New) {
+    if is_on_gpu && fault(&report) == Some(BuildSide::New) {
         // Try again: served models may have held the GPU's memory at that moment.
         report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     }
-    if !(is_on_gpu && fault(&report) == Some(Side::Old)) {
+    if !(is_on_gpu && fault(&report) == Some(BuildSide::Old)) {
         return Ok(report);
     }
     // Served models probably fill the GPU.
@@ -73,11 +73,11 @@ pub(super) async fn run(
 
 /// The command line of `diagnose --against`.
 fn against_command(
-    both: &Both<'_>,
+    both: &UpdateBuilds<'_>,
     flags: &[String],
     config: &[String],
     more: &[&str],
-) -> Result<DiagnoseArgs, Failure> {
+) -> Result<DiagnoseArgs, CommandError> {
     let mut words = vec!["diagnose".to_owned()];
     words.extend_from_slice(config);
     words.extend(["--against".to_owned(), both.old.display().to_string()]);

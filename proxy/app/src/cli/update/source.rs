@@ -1,16 +1,16 @@
 //! Finds the commit or archive for a new build, and the commits since the build in use.
 
-use warden_builder::git::{Named, RelativeAge, Request as Commits, RevisionInfo};
-use warden_builder::{Builder, NoSuccessor, Plan, Provenance, Source, succeeds};
+use warden_builder::git::{CommitRequest as Commits, GitSource, RelativeAge, RevisionInfo};
+use warden_builder::{BuildPlan, BuildSource, Builder, Provenance, SuccessorObstacle, succeeds};
 use warden_policies::defaults::Build;
 
 use super::UpdateArgs;
 use crate::cli::build;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// A source for a new build.
-pub(super) struct New {
-    pub(super) source: Source,
+pub(super) struct NewSource {
+    pub(super) source: BuildSource,
     /// Description of the tracked source.
     pub(super) follows: String,
     /// Commits since the build in use, oldest first; `None` if unknown.
@@ -21,10 +21,10 @@ pub(super) struct New {
     is_named: bool,
 }
 
-impl New {
+impl NewSource {
     /// The reason why a build by this plan is no newer than the build in use. `None` if it is newer, if its
     /// age is unknown, or if the user named the revision.
-    pub(super) fn not_newer_reason(&self, old: &Provenance, plan: &Plan) -> Option<String> {
+    pub(super) fn not_newer_reason(&self, old: &Provenance, plan: &BuildPlan) -> Option<String> {
         if self.is_named {
             return None;
         }
@@ -33,7 +33,7 @@ impl New {
             Some(RelativeAge::Ancestor) => "it is an ancestor of the revision in use".to_owned(),
             Some(RelativeAge::Earlier) => "it was made before the revision in use".to_owned(),
             Some(RelativeAge::Later) | None => match succeeds(&old.plan, plan) {
-                Err(older @ NoSuccessor::Older { .. }) => older.to_string(),
+                Err(older @ SuccessorObstacle::Older { .. }) => older.to_string(),
                 _ => return None,
             },
         };
@@ -48,11 +48,11 @@ pub(super) async fn newest(
     numbers: &Build,
     track: &str,
     old: &Provenance,
-) -> Result<New, Failure> {
+) -> Result<NewSource, CommandError> {
     if let Some(path) = &args.source {
-        let source = Source::at(path)?;
+        let source = BuildSource::at(path)?;
         let follows = path.display().to_string();
-        return Ok(New { source, follows, commits: None, age: None, is_named: true });
+        return Ok(NewSource { source, follows, commits: None, age: None, is_named: true });
     }
     if args.sdist {
         let pin = build::pin(numbers);
@@ -61,11 +61,11 @@ pub(super) async fn newest(
         } else {
             builder.newest_sdist(&pin).await?
         };
-        let source = Source::at(&archive)?;
+        let source = BuildSource::at(&archive)?;
         let follows = format!("llama-cpp-python {version}");
-        return Ok(New { source, follows, commits: None, age: None, is_named: false });
+        return Ok(NewSource { source, follows, commits: None, age: None, is_named: false });
     }
-    let named = Named::parse(args.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
+    let named = GitSource::parse(args.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
     let wanted = args.to.as_deref().unwrap_or(track);
     let is_pattern = wanted.contains(['*', '?']);
     let commits = |reference: Option<&str>| Commits {
@@ -78,7 +78,7 @@ pub(super) async fn newest(
     let repository = obtained.repository;
     let (name, commit) = if is_pattern {
         repository.newest_tag(wanted)?.ok_or_else(|| {
-            Failure::hinted(
+            CommandError::hinted(
                 format!("{} has no tag that fits `{wanted}`", repository.shown()),
                 "name a branch in `update.track`, or a tag, branch or commit with --to",
             )
@@ -99,10 +99,10 @@ pub(super) async fn newest(
     };
     let age = before.and_then(|before| repository.age(&commit, before));
     let follows = format!("{name} of {}", repository.shown());
-    let source = Source::Commit {
+    let source = BuildSource::Commit {
         repository: repository.path().to_owned(),
         shown: repository.shown().to_owned(),
         commit,
     };
-    Ok(New { source, follows, commits, age, is_named: args.to.is_some() })
+    Ok(NewSource { source, follows, commits, age, is_named: args.to.is_some() })
 }

@@ -2,17 +2,17 @@
 
 use serde::Serialize;
 use warden_builder::git::RevisionInfo;
-use warden_builder::{BuildId, Plan, Provenance};
+use warden_builder::{BuildId, BuildPlan, Provenance};
 use warden_diagnose::report::ProofReport;
 
-use super::source::New;
-use crate::exit::Failure;
+use super::source::NewSource;
+use crate::exit::CommandError;
 use crate::out;
 
 /// Outcome of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Outcome {
+pub(super) enum UpdateOutcome {
     /// The new build is in use.
     InUse,
     /// The build in use is the one that would be built, or newer.
@@ -31,21 +31,21 @@ pub(super) enum Outcome {
     Interrupted,
 }
 
-impl Outcome {
+impl UpdateOutcome {
     /// Exit code of the outcome.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::InUse | Self::NothingNew | Self::Planned => 0,
-            Self::Rejected | Self::WasRejected | Self::TakenBack => crate::exit::LEAKS,
-            Self::Unknown => crate::exit::TOO_FEW,
-            Self::Interrupted => crate::exit::INTERRUPTED,
+            Self::Rejected | Self::WasRejected | Self::TakenBack => crate::exit::LEAKS_CODE,
+            Self::Unknown => crate::exit::UNDECIDED_CODE,
+            Self::Interrupted => crate::exit::INTERRUPTED_CODE,
         }
     }
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct UpdateReport {
-    outcome: Option<Outcome>,
+    outcome: Option<UpdateOutcome>,
     old: ReportedBuild,
     new: ReportedBuild,
     /// Description of the new build's source.
@@ -79,7 +79,7 @@ struct ReportedBuild {
 }
 
 impl UpdateReport {
-    pub(super) fn new(old: &Provenance, plan: &Plan, new: &New, listed: usize) -> Self {
+    pub(super) fn new(old: &Provenance, plan: &BuildPlan, new: &NewSource, listed: usize) -> Self {
         let fixes = plan.fixes();
         let without = |these: &[String], those: &[String]| -> Vec<String> {
             these.iter().filter(|one| !those.contains(one)).cloned().collect()
@@ -103,7 +103,7 @@ impl UpdateReport {
         }
     }
 
-    pub(super) fn ends(mut self, outcome: Outcome) -> Self {
+    pub(super) fn ends(mut self, outcome: UpdateOutcome) -> Self {
         self.outcome = Some(outcome);
         self
     }
@@ -128,7 +128,7 @@ impl UpdateReport {
     fn paragraph(&self) -> String {
         let (old, new) = (&self.old, &self.new);
         let mut text = match self.outcome {
-            Some(Outcome::NothingNew) => {
+            Some(UpdateOutcome::NothingNew) => {
                 let mut text = if self.reasons.is_empty() {
                     format!(
                         "nothing is new: build {} is what {} gives ({})",
@@ -148,30 +148,32 @@ impl UpdateReport {
                 text.extend(self.notes.iter().map(|note| format!(". {note}")));
                 return text;
             }
-            Some(Outcome::InUse) if self.used_by.is_empty() => {
+            Some(UpdateOutcome::InUse) if self.used_by.is_empty() => {
                 format!(
                     "build {} is in use from now on; no running instance used build {}",
                     new.build, old.build
                 )
             }
-            Some(Outcome::InUse) => format!("build {} is in use by {}", new.build, self.used_by.join("; ")),
-            Some(Outcome::Rejected) => format!("build {} is worse and is not used", new.build),
-            Some(Outcome::WasRejected) => {
+            Some(UpdateOutcome::InUse) => {
+                format!("build {} is in use by {}", new.build, self.used_by.join("; "))
+            }
+            Some(UpdateOutcome::Rejected) => format!("build {} is worse and is not used", new.build),
+            Some(UpdateOutcome::WasRejected) => {
                 format!("build {} was found worse before and is not tried again (--again)", new.build)
             }
-            Some(Outcome::Unknown) => {
+            Some(UpdateOutcome::Unknown) => {
                 format!("it cannot be told whether build {} is as good; build {} stays", new.build, old.build)
             }
-            Some(Outcome::TakenBack) => {
+            Some(UpdateOutcome::TakenBack) => {
                 format!("build {} was brought in and taken back; build {} is in use", new.build, old.build)
             }
-            Some(Outcome::Interrupted) => {
+            Some(UpdateOutcome::Interrupted) => {
                 format!(
                     "interrupted while build {} was brought in: build {} is in use again",
                     new.build, old.build
                 )
             }
-            Some(Outcome::Planned) | None => format!("build {} would be made", new.build),
+            Some(UpdateOutcome::Planned) | None => format!("build {} would be made", new.build),
         };
         text.extend([format!(". It goes from {}.", self.news())]);
         let list = |text: &mut String, what: &str, names: &[String]| {
@@ -188,18 +190,18 @@ impl UpdateReport {
             text.extend([format!(" Because: {}.", self.why())]);
         }
         text.extend(self.notes.iter().map(|note| format!(" {note}.")));
-        if self.outcome == Some(Outcome::InUse) {
+        if self.outcome == Some(UpdateOutcome::InUse) {
             text += " The way back: `llama-warden rollback`.";
         }
         text
     }
 
-    pub(super) fn show(&self, json: bool) -> Result<(), Failure> {
+    pub(super) fn show(&self, json: bool) -> Result<(), CommandError> {
         if json {
             return out::json(self);
         }
         let mut text = format!("{}\n", self.paragraph());
-        if self.outcome == Some(Outcome::Planned) {
+        if self.outcome == Some(UpdateOutcome::Planned) {
             let more = self.commits.unwrap_or(0).saturating_sub(self.subjects.len());
             text.extend(self.subjects.iter().map(|line| format!("  {line}\n")));
             if more > 0 {
@@ -215,16 +217,16 @@ impl UpdateReport {
     }
 
     /// The exit code, as an error if it is not 0.
-    pub(super) fn end(&self) -> Result<(), Failure> {
-        let code = self.outcome.map_or(crate::exit::TOO_FEW, Outcome::code);
+    pub(super) fn end(&self) -> Result<(), CommandError> {
+        let code = self.outcome.map_or(crate::exit::UNDECIDED_CODE, UpdateOutcome::code);
         if code == 0 {
             return Ok(());
         }
         let code = if self.proof.as_ref().is_some_and(|proof| proof.proof.interrupted) {
-            crate::exit::INTERRUPTED
+            crate::exit::INTERRUPTED_CODE
         } else {
             code
         };
-        Err(Failure::Told { code })
+        Err(CommandError::Told { code })
     }
 }

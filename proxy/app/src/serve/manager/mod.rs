@@ -24,15 +24,15 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
-use warden_gateway::Gauges;
+use warden_gateway::GatewayGauges;
 use warden_supervisor::Fleet;
 
-use self::notify::Socket;
-pub(crate) use self::sockets::Sockets;
+use self::notify::NotifySocket;
+pub(crate) use self::sockets::ActivatedSockets;
 use self::status::{line, one_line};
-pub(crate) use self::watchdog::{Asked, watch};
-use crate::config::machine::Machine;
-use crate::exit::Failure;
+pub(crate) use self::watchdog::{LoopAnswers, watch};
+use crate::config::machine::HostMachine;
+use crate::exit::CommandError;
 
 /// Interval of status updates: faster ones are not read, and would burden the manager.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,8 +42,8 @@ const EXTENSION_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The manager that started us, if it wants notifications.
 #[derive(Debug, Default)]
-pub(crate) struct Manager {
-    socket: Option<Socket>,
+pub(crate) struct ServiceManager {
+    socket: Option<NotifySocket>,
     /// Why its socket cannot be used.
     trouble: Option<String>,
     /// The manager ends us if the watchdog is not fed for this long.
@@ -56,11 +56,11 @@ pub(crate) struct Manager {
     ending: AtomicBool,
 }
 
-impl Manager {
+impl ServiceManager {
     /// Reads the environment. `main`: PID of the process that the manager started.
-    pub(crate) fn of(machine: &Machine, main: u32) -> Self {
+    pub(crate) fn of(machine: &HostMachine, main: u32) -> Self {
         let Some(name) = machine.var("NOTIFY_SOCKET") else { return Self::default() };
-        let socket = Socket::open(name);
+        let socket = NotifySocket::open(name);
         let trouble = socket.as_ref().err().map(|error| format!("NOTIFY_SOCKET={}: {error}", name.display()));
         let number = |name| machine.var(name)?.to_str()?.parse::<u64>().ok();
         let is_ours = machine.var("WATCHDOG_PID").is_none_or(|_| number("WATCHDOG_PID") == Some(main.into()));
@@ -106,7 +106,7 @@ impl Manager {
     }
 
     /// Reports the error that ends us.
-    pub(crate) async fn failed(&self, failure: &Failure) {
+    pub(crate) async fn failed(&self, failure: &CommandError) {
         let lines = failure.lines();
         if let Some(first) = lines.first() {
             self.say(first, "").await;
@@ -114,7 +114,12 @@ impl Manager {
     }
 
     /// Reports our status until `stop`.
-    pub(crate) async fn follow(self: Arc<Self>, fleet: Fleet, gauges: Arc<Gauges>, stop: CancellationToken) {
+    pub(crate) async fn follow(
+        self: Arc<Self>,
+        fleet: Fleet,
+        gauges: Arc<GatewayGauges>,
+        stop: CancellationToken,
+    ) {
         if self.socket.is_none() {
             return;
         }
@@ -135,7 +140,7 @@ impl Manager {
 
     /// Feeds the watchdog, if there is one, as long as all loops that `ask` asks are responsive, until
     /// `stop`.
-    pub(crate) async fn feed(self: Arc<Self>, ask: impl Fn() -> Asked, stop: CancellationToken) {
+    pub(crate) async fn feed(self: Arc<Self>, ask: impl Fn() -> LoopAnswers, stop: CancellationToken) {
         let (Some(limit), Some(_)) = (self.watchdog, &self.socket) else { return };
         let fed = || async { self.tell("WATCHDOG=1").await };
         watch(limit, "the service manager is not told that all is well", ask, fed, stop).await;

@@ -15,12 +15,12 @@ const SEND_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A socket with the manager's address.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct NotifySocket {
     from: UnixDatagram,
     to: SocketAddr,
 }
 
-impl Socket {
+impl NotifySocket {
     /// Opens the socket for a value of `NOTIFY_SOCKET`: a path, or an abstract name that begins with `@`.
     ///
     /// # Errors
@@ -73,16 +73,16 @@ mod tests {
             ),
         ];
         for (value, manager) in bound {
-            Socket::open(&value).unwrap().send("READY=1\nSTATUS=here").await.unwrap();
+            NotifySocket::open(&value).unwrap().send("READY=1\nSTATUS=here").await.unwrap();
             let mut told = [0; 64];
             let bytes = manager.recv(&mut told).unwrap();
             assert_eq!(&told[..bytes], b"READY=1\nSTATUS=here", "{}", value.display());
         }
         for value in ["", "notify", "vsock:2:1", "@"] {
-            assert!(value == "@" || Socket::open(OsStr::new(value)).is_err(), "{value}");
+            assert!(value == "@" || NotifySocket::open(OsStr::new(value)).is_err(), "{value}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(Socket::open(path.as_os_str()).unwrap().send("x").await.is_err());
+        assert!(NotifySocket::open(path.as_os_str()).unwrap().send("x").await.is_err());
     }
 
     #[tokio::test]
@@ -90,7 +90,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
         let _manager = UnixDatagram::bind(&path).unwrap();
-        let socket = Socket::open(path.as_os_str()).unwrap();
+        let socket = NotifySocket::open(path.as_os_str()).unwrap();
         // The queue of a socket is limited, and no process reads.
         for _ in 0..100_000 {
             if socket.send("STATUS=busy").await.is_err() {

@@ -15,11 +15,11 @@ use std::path::PathBuf;
 use listenfd::ListenFd;
 use rustix::net::sockopt::socket_acceptconn;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// The sockets handed over; usually none.
 #[derive(Debug, Default)]
-pub(crate) struct Sockets {
+pub(crate) struct ActivatedSockets {
     /// For clients.
     pub(crate) public: Vec<TcpListener>,
     /// For the admin routes, with the path that programs connect to.
@@ -35,13 +35,13 @@ enum SocketPurpose {
     Admin,
 }
 
-impl Sockets {
+impl ActivatedSockets {
     /// Takes the sockets, and removes their variables from the environment: call it before there is a
     /// second thread.
     ///
     /// # Errors
     /// A socket cannot be used.
-    pub(crate) fn take() -> Result<Self, Failure> {
+    pub(crate) fn take() -> Result<Self, CommandError> {
         let text = |name: &str| std::env::var_os(name).unwrap_or_default();
         let count = count(&text("LISTEN_FDS"), &text("LISTEN_PID"), std::process::id());
         let names = names(&text("LISTEN_FDNAMES"), count)?;
@@ -65,7 +65,7 @@ impl Sockets {
         index: usize,
         whose: SocketPurpose,
         shown: &str,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandError> {
         let tcp = given.take_tcp_listener(index).ok().flatten();
         if let Some(socket) = tcp {
             check_listening(&socket, shown)?;
@@ -76,7 +76,7 @@ impl Sockets {
                 {
                     let hint =
                         "the admin routes are for this machine: `ListenStream=127.0.0.1:9090`, or a path";
-                    return Err(Failure::usage(format!("{shown} can be reached from elsewhere"), hint));
+                    return Err(CommandError::usage(format!("{shown} can be reached from elsewhere"), hint));
                 }
                 SocketPurpose::Admin if self.admin_tcp.is_some() => return Err(twice(shown)),
                 SocketPurpose::Admin => self.admin_tcp = Some(socket),
@@ -91,30 +91,34 @@ impl Sockets {
                     "a Unix socket or one on loopback is needed: `ListenStream=/run/llama-warden/admin.sock`"
                 }
             };
-            return Err(Failure::usage(format!("{shown} is of a kind that cannot be used for that"), wanted));
+            return Err(CommandError::usage(
+                format!("{shown} is of a kind that cannot be used for that"),
+                wanted,
+            ));
         };
         check_listening(&socket, shown)?;
         let path = socket.local_addr().ok().and_then(|address| address.as_pathname().map(PathBuf::from));
         let Some(path) = path else {
             let hint = "`ListenStream=/run/llama-warden/admin.sock`: `llama-warden status` looks for a file";
-            return Err(Failure::usage(format!("{shown} has no path"), hint));
+            return Err(CommandError::usage(format!("{shown} has no path"), hint));
         };
         if self.admin.replace((socket, path)).is_some() { Err(twice(shown)) } else { Ok(()) }
     }
 }
 
-fn twice(shown: &str) -> Failure {
-    Failure::usage(
+fn twice(shown: &str) -> CommandError {
+    CommandError::usage(
         format!("{shown} is the second of its kind"),
         "one Unix socket and one TCP socket is all that `admin` may be",
     )
 }
 
-fn check_listening(socket: &impl AsFd, shown: &str) -> Result<(), Failure> {
+fn check_listening(socket: &impl AsFd, shown: &str) -> Result<(), CommandError> {
     match socket_acceptconn(socket) {
-        Ok(false) => {
-            Err(Failure::usage(format!("{shown} does not listen"), "`Accept=no` in the unit of the socket"))
-        }
+        Ok(false) => Err(CommandError::usage(
+            format!("{shown} does not listen"),
+            "`Accept=no` in the unit of the socket",
+        )),
         // An old kernel does not report it; then an accept will show it.
         Ok(true) | Err(_) => Ok(()),
     }
@@ -127,7 +131,7 @@ fn count(count: &OsString, process: &OsString, own: u32) -> usize {
 }
 
 /// Names and purposes of the sockets.
-fn names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)>, Failure> {
+fn names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)>, CommandError> {
     let written = written.to_string_lossy();
     let mut all = written.split(':');
     let told = (0..count).map(|_| {
@@ -140,7 +144,7 @@ fn names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)
             _ => {
                 let hint =
                     "`FileDescriptorName=public` or `FileDescriptorName=admin` in the unit of the socket";
-                return Err(Failure::usage(
+                return Err(CommandError::usage(
                     format!("nothing is known of a socket by the name of `{name}`"),
                     hint,
                 ));

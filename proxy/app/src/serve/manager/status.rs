@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use warden_policies::recycle::Action;
+use warden_policies::recycle::RecycleAction;
 use warden_policies::{ByteSize, secrets};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
@@ -37,7 +37,7 @@ pub(super) fn line(view: &FleetView, in_flight: usize) -> String {
 
 /// The policy's next action for a model, if there is one.
 fn next(model: &ModelView) -> Option<String> {
-    let policy = model.policy.as_ref().filter(|policy| policy.decision.action != Action::Observe)?;
+    let policy = model.policy.as_ref().filter(|policy| policy.decision.action != RecycleAction::Observe)?;
     let reason = policy.decision.reason.map_or("", |reason| reason.phrase());
     let held = if policy.held.is_some() { ", held back" } else { "" };
     Some(format!("{}: {} ({reason}){held}", model.name, policy.decision.action.phrase()))

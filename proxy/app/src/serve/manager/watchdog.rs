@@ -15,14 +15,14 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 /// Names of the loops, each with a receiver that resolves when the loop answers.
-pub(crate) type Asked = Vec<(String, oneshot::Receiver<()>)>;
+pub(crate) type LoopAnswers = Vec<(String, oneshot::Receiver<()>)>;
 
 /// Runs rounds until `stop`. `limit`: the manager ends us if the watchdog is not fed for this long;
 /// `meanwhile`: the consequence of a missing answer, for the log.
 pub(crate) async fn watch<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
-    ask: impl Fn() -> Asked,
+    ask: impl Fn() -> LoopAnswers,
     feed: impl Fn() -> Fed,
     stop: CancellationToken,
 ) {
@@ -32,7 +32,7 @@ pub(crate) async fn watch<Fed: Future<Output = ()>>(
 async fn rounds<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
-    ask: impl Fn() -> Asked,
+    ask: impl Fn() -> LoopAnswers,
     feed: impl Fn() -> Fed,
 ) {
     loop {
@@ -46,7 +46,7 @@ async fn rounds<Fed: Future<Output = ()>>(
 
 /// Waits for the answers of all loops; false if one of them has ended. After `patience` the first missing
 /// one is logged.
-async fn all_responsive(asked: Asked, patience: Duration, meanwhile: &str) -> bool {
+async fn all_responsive(asked: LoopAnswers, patience: Duration, meanwhile: &str) -> bool {
     let told = tokio::time::sleep(patience);
     tokio::pin!(told);
     let (mut all, mut silent) = (true, false);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     impl Two {
-        fn ask(&self) -> Asked {
+        fn ask(&self) -> LoopAnswers {
             self.asked.set(self.asked.get() + 1);
             let mut all = Vec::new();
             for number in 0..2 {

@@ -10,22 +10,22 @@ use tokio_util::task::TaskTracker;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{StateKind, StateWriter};
 
-use super::Server;
+use super::RunningInstance;
 use crate::series;
-use crate::serve::upgrade::ending::Times;
-use crate::serve::upgrade::talk::{HandoverHeader, Place};
+use crate::serve::upgrade::ending::StopTimes;
+use crate::serve::upgrade::talk::{HandoverHeader, InstancePlace};
 use crate::sync::lock;
 
 /// Copies of the listening sockets: for clients, for operators, for probes and balancers.
 #[derive(Debug, Default)]
-pub(super) struct Copies {
+pub(super) struct SocketCopies {
     pub(super) public: Vec<OwnedFd>,
     pub(super) operators: Vec<OwnedFd>,
     pub(super) probes: Vec<OwnedFd>,
 }
 
 /// For an upgrade: taking over and handing over.
-impl Server {
+impl RunningInstance {
     /// Limit of an upgrade.
     pub(in crate::serve) const fn upgrade_wait(&self) -> Duration {
         self.resolved.server.upgrade_wait
@@ -40,8 +40,8 @@ impl Server {
         &self.nursery
     }
 
-    pub(in crate::serve) fn place(&self) -> Place {
-        Place::of(&self.resolved)
+    pub(in crate::serve) fn place(&self) -> InstancePlace {
+        InstancePlace::of(&self.resolved)
     }
 
     /// The header of the handover, with all sockets and the lock of the directory.
@@ -107,9 +107,9 @@ impl Server {
     /// The times of a stop here. `delay` is all of `probe.drain_delay`, even if an operator began to leave
     /// before. The serving program accepts requests for no longer, and knows how much of that time has
     /// passed.
-    pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> Times {
+    pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> StopTimes {
         let delay = self.resolved.probe.drain_delay;
-        Times { delay, grace: self.resolved.server.stopped_keep_alive, deadline }
+        StopTimes { delay, grace: self.resolved.server.stopped_keep_alive, deadline }
     }
 
     /// Leaves the directories to the successor.
@@ -139,17 +139,17 @@ impl Server {
 }
 
 /// Tasks that record the fleet: only one program at a time may run them.
-pub(super) struct Books {
+pub(super) struct RecordingTasks {
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
-    pub(super) series: series::Store,
+    pub(super) series: series::SeriesStore,
     pub(super) state: StateWriter,
 }
 
 /// Limit of the last writes, longer than any working disk needs.
 const LAST_WRITES_LIMIT: Duration = Duration::from_secs(1);
 
-impl Books {
+impl RecordingTasks {
     async fn close(&self, limit: Duration) {
         self.closed.cancel();
         self.tasks.close();

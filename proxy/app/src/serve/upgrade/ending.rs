@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// Times of a stop.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::serve) struct Times {
+pub(in crate::serve) struct StopTimes {
     /// Time in which requests are still accepted.
     pub(in crate::serve) delay: Duration,
     /// Time after that in which requests on their way are still admitted.
@@ -22,7 +22,7 @@ pub(in crate::serve) struct Times {
     pub(in crate::serve) deadline: Duration,
 }
 
-impl Times {
+impl StopTimes {
     /// Time until all is cut.
     pub(super) const fn all(&self) -> Duration {
         self.delay.saturating_add(self.deadline)
@@ -31,7 +31,7 @@ impl Times {
 
 /// A step of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum StopStep {
     /// Close connections after their current request.
     Stop,
     /// Refuse requests that would have to wait.
@@ -42,18 +42,18 @@ pub(super) enum Step {
 
 /// The remaining steps of a stop.
 #[derive(Debug)]
-pub(super) struct Ending {
-    steps: VecDeque<(Instant, Step)>,
+pub(super) struct StopSchedule {
+    steps: VecDeque<(Instant, StopStep)>,
 }
 
-impl Ending {
+impl StopSchedule {
     /// A stop that begins at `now`.
-    pub(super) fn new(now: Instant, times: Times) -> Self {
+    pub(super) fn new(now: Instant, times: StopTimes) -> Self {
         let stop = now + times.delay;
         let steps = [
-            (stop, Step::Stop),
-            (stop + times.grace.min(times.deadline), Step::Refuse),
-            (stop + times.deadline, Step::Cut),
+            (stop, StopStep::Stop),
+            (stop + times.grace.min(times.deadline), StopStep::Refuse),
+            (stop + times.deadline, StopStep::Cut),
         ];
         Self { steps: steps.into() }
     }
@@ -61,7 +61,7 @@ impl Ending {
     /// Stops and refuses at once, because no program serves any more; running requests keep their time.
     pub(super) fn hurry(&mut self, now: Instant) {
         for (at, step) in &mut self.steps {
-            if *step != Step::Cut {
+            if *step != StopStep::Cut {
                 *at = now.min(*at);
             }
         }
@@ -73,7 +73,7 @@ impl Ending {
     }
 
     /// The next step, if its time has come.
-    pub(super) fn take(&mut self, now: Instant) -> Option<Step> {
+    pub(super) fn take(&mut self, now: Instant) -> Option<StopStep> {
         if self.next()? > now {
             return None;
         }
@@ -90,14 +90,14 @@ impl Ending {
 mod tests {
     use super::*;
 
-    const TIMES: Times = Times {
+    const TIMES: StopTimes = StopTimes {
         delay: Duration::from_secs(15),
         grace: Duration::from_millis(250),
         deadline: Duration::from_secs(30),
     };
 
     /// Steps taken at each second.
-    fn done(ending: &mut Ending, from: Instant, seconds: &[u64]) -> Vec<Vec<Step>> {
+    fn done(ending: &mut StopSchedule, from: Instant, seconds: &[u64]) -> Vec<Vec<StopStep>> {
         let at = |second| from + Duration::from_secs(second);
         seconds.iter().map(|second| std::iter::from_fn(|| ending.take(at(*second))).collect()).collect()
     }
@@ -105,24 +105,35 @@ mod tests {
     #[test]
     fn requests_are_taken_as_long_as_by_the_program_that_serves_and_get_the_same_time() {
         let now = Instant::now();
-        let mut ending = Ending::new(now, TIMES);
+        let mut ending = StopSchedule::new(now, TIMES);
         assert_eq!(ending.cut(), Some(now + TIMES.all()));
         let steps = done(&mut ending, now, &[0, 14, 15, 16, 44, 45, 46]);
         assert_eq!(
             steps,
-            [vec![], vec![], vec![Step::Stop], vec![Step::Refuse], vec![], vec![Step::Cut], vec![]]
+            [
+                vec![],
+                vec![],
+                vec![StopStep::Stop],
+                vec![StopStep::Refuse],
+                vec![],
+                vec![StopStep::Cut],
+                vec![]
+            ]
         );
         // A grace for requests on their way that is longer than the deadline.
-        let mut ending = Ending::new(now, Times { grace: Duration::from_secs(3600), ..TIMES });
-        assert_eq!(done(&mut ending, now, &[44, 45]), [vec![Step::Stop], vec![Step::Refuse, Step::Cut]]);
+        let mut ending = StopSchedule::new(now, StopTimes { grace: Duration::from_secs(3600), ..TIMES });
+        assert_eq!(
+            done(&mut ending, now, &[44, 45]),
+            [vec![StopStep::Stop], vec![StopStep::Refuse, StopStep::Cut]]
+        );
     }
 
     #[test]
     fn where_nobody_serves_any_more_nobody_is_let_in_and_what_runs_keeps_its_time() {
         let now = Instant::now();
-        let mut ending = Ending::new(now, TIMES);
+        let mut ending = StopSchedule::new(now, TIMES);
         ending.hurry(now + Duration::from_secs(2));
         let steps = done(&mut ending, now, &[1, 2, 44, 45]);
-        assert_eq!(steps, [vec![], vec![Step::Stop, Step::Refuse], vec![], vec![Step::Cut]]);
+        assert_eq!(steps, [vec![], vec![StopStep::Stop, StopStep::Refuse], vec![], vec![StopStep::Cut]]);
     }
 }

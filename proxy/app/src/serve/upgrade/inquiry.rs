@@ -13,21 +13,21 @@ use hyper::header::{HOST, HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
-use warden_gateway::Inward;
+use warden_gateway::InwardConnector;
 
-use crate::admin::answer::Admin;
+use crate::admin::answer::AdminState;
 
 /// Limit in bytes of the answer: `/health` of a thousand models is smaller.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// The gateway and the admin routes, to be tested.
 pub(in crate::serve) struct SelfTest {
-    inward: Inward,
-    admin: Admin,
+    inward: InwardConnector,
+    admin: AdminState,
 }
 
 impl SelfTest {
-    pub(in crate::serve) fn new(inward: Inward, admin: Admin) -> Self {
+    pub(in crate::serve) fn new(inward: InwardConnector, admin: AdminState) -> Self {
         Self { inward, admin }
     }
 
@@ -50,7 +50,7 @@ impl SelfTest {
     }
 }
 
-async fn client(inward: &Inward) -> Result<(), String> {
+async fn client(inward: &InwardConnector) -> Result<(), String> {
     let stream = inward.connect().await.map_err(|error| format!("cannot connect: {error}"))?;
     let wire = TokioIo::new(stream);
     let (mut sender, connection) = http1::handshake(wire).await.map_err(|error| error.to_string())?;
@@ -80,7 +80,7 @@ fn judged(status: StatusCode) -> Result<(), String> {
     if fails { Err(format!("`/health` says {status}")) } else { Ok(()) }
 }
 
-async fn test_operator(admin: &Admin) -> Result<(), String> {
+async fn test_operator(admin: &AdminState) -> Result<(), String> {
     let status = admin.answer(&Method::GET, "/status", None, &HeaderMap::new()).await.status();
     if status.is_success() {
         Ok(())

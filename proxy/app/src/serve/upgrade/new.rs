@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_supervisor::{Fleet, FleetWill, Remains, Shares, WillPiece};
+use warden_supervisor::{Fleet, FleetWill, RemainingWork, SlotShares, WillPiece};
 
-use super::talk::{Gates, HandoverHeader, PROTOCOL, Place, Talk, UpgradeHello, Word};
-use crate::exit::Failure;
+use super::talk::{
+    GateReport, HandoverHeader, InstancePlace, PROTOCOL, SuccessorMessage, UpgradeChannel, UpgradeHello,
+};
+use crate::exit::CommandError;
 
 /// Limit of waits. The old program has a deadline of its own and kills us after it; this only ends us if it
 /// is gone.
@@ -23,14 +25,14 @@ const SEND_LIMIT: Duration = Duration::from_secs(5);
 
 /// The connection to our predecessor.
 #[derive(Clone, Debug)]
-pub(in crate::serve) struct Predecessor {
-    talk: Talk,
+pub(in crate::serve) struct PredecessorLink {
+    talk: UpgradeChannel,
 }
 
 /// Everything that the predecessor handed over.
 #[derive(Debug)]
 pub(in crate::serve) struct ReceivedHandover {
-    pub(in crate::serve) sockets: Left,
+    pub(in crate::serve) sockets: InheritedSockets,
     /// True if the predecessor was leaving a group of instances.
     pub(in crate::serve) leaves: bool,
     pub(in crate::serve) lock: OwnedFd,
@@ -41,7 +43,7 @@ pub(in crate::serve) struct ReceivedHandover {
 
 /// The predecessor's listening sockets.
 #[derive(Debug)]
-pub(in crate::serve) struct Left {
+pub(in crate::serve) struct InheritedSockets {
     pub(in crate::serve) public: Vec<OwnedFd>,
     pub(in crate::serve) admin: InheritedAdmin,
     pub(in crate::serve) probes: Vec<OwnedFd>,
@@ -57,13 +59,13 @@ pub(in crate::serve) struct InheritedAdmin {
     pub(in crate::serve) given: bool,
 }
 
-impl Predecessor {
+impl PredecessorLink {
     pub(in crate::serve) fn new(stream: UnixStream) -> Self {
-        Self { talk: Talk::new(stream) }
+        Self { talk: UpgradeChannel::new(stream) }
     }
 
     /// Reports why the predecessor has to continue.
-    pub(in crate::serve) async fn report_failure(&self, problem: &Failure) {
+    pub(in crate::serve) async fn report_failure(&self, problem: &CommandError) {
         let message = problem.lines().join("; ");
         let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
         // Accepted in both places where the predecessor waits; it may also be gone.
@@ -71,10 +73,13 @@ impl Predecessor {
     }
 
     /// Announces us, and receives the handover.
-    pub(in crate::serve) async fn receive_handover(&self, place: Place) -> Result<ReceivedHandover, Failure> {
+    pub(in crate::serve) async fn receive_handover(
+        &self,
+        place: InstancePlace,
+    ) -> Result<ReceivedHandover, CommandError> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let hello = UpgradeHello::Comes { protocol: PROTOCOL, version, place };
-        let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
+        let lost = |error| CommandError::failed(format!("the program before us does not hand over: {error}"));
         self.talk.say(hello, Vec::new(), soon()).await.map_err(lost)?;
         // The predecessor first waits for tasks in progress, as long as the order allows; its end is
         // noticed at once.
@@ -84,7 +89,7 @@ impl Predecessor {
         for _ in 0..legacy.pieces {
             pieces.push(self.talk.hear::<WillPiece>(soon()).await.map_err(lost)?);
         }
-        let strange = || Failure::failed("what the program before us hands over cannot be understood");
+        let strange = || CommandError::failed("what the program before us hands over cannot be understood");
         let will = FleetWill::from_pieces(pieces).ok_or_else(strange)?;
         let mut files = files;
         if files.len() < legacy.public.saturating_add(legacy.probes).saturating_add(2) {
@@ -98,7 +103,7 @@ impl Predecessor {
         // listener.
         probes.reverse();
         Ok(ReceivedHandover {
-            sockets: Left {
+            sockets: InheritedSockets {
                 public: files,
                 admin: InheritedAdmin { socket, address: rest.next(), given: legacy.admin_given },
                 probes,
@@ -117,8 +122,8 @@ impl Predecessor {
         fleet: &Fleet,
         begun: &CancellationToken,
         answers: impl Future<Output = Result<(), String>>,
-    ) -> Result<Kept, Failure> {
-        let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
+    ) -> Result<ReservedSlots, CommandError> {
+        let lost = |error| CommandError::failed(format!("the program before us does not hand over: {error}"));
         let unclaimed = fleet.unclaimed();
         let fit = if let Some(name) = unclaimed.first() {
             Err(format!(
@@ -130,22 +135,25 @@ impl Predecessor {
             Err("not all llama-servers answer the next program".to_owned())
         };
         if let Err(message) = fit {
-            let _said = self.talk.say(Word::Cannot { message: message.clone() }, Vec::new(), soon()).await;
-            return Err(Failure::failed(message));
+            let _said = self
+                .talk
+                .say(SuccessorMessage::Cannot { message: message.clone() }, Vec::new(), soon())
+                .await;
+            return Err(CommandError::failed(message));
         }
-        self.talk.say(Word::Ready, Vec::new(), soon()).await.map_err(lost)?;
-        let (remains, _) = self.talk.hear::<Remains>(soon()).await.map_err(lost)?;
+        self.talk.say(SuccessorMessage::Ready, Vec::new(), soon()).await.map_err(lost)?;
+        let (remains, _) = self.talk.hear::<RemainingWork>(soon()).await.map_err(lost)?;
         let mut shares = fleet.shares();
         shares.update(&remains);
         fleet.begin();
         begun.cancel();
-        self.talk.say(Word::Serves, Vec::new(), soon()).await.map_err(lost)?;
-        Ok(Kept { shares })
+        self.talk.say(SuccessorMessage::Serves, Vec::new(), soon()).await.map_err(lost)?;
+        Ok(ReservedSlots { shares })
     }
 
     /// Frees slots as requests end in the predecessor, and reports open gates to it, until none is left or
     /// it is gone.
-    pub(in crate::serve) async fn follow(self, kept: Kept, fleet: Fleet) {
+    pub(in crate::serve) async fn follow(self, kept: ReservedSlots, fleet: Fleet) {
         tokio::select! {
             () = self.free_slots(kept) => {}
             () = self.report_gates(&fleet) => {}
@@ -157,7 +165,7 @@ impl Predecessor {
         // An empty list is reported, too.
         let mut told = None;
         loop {
-            let gates = Gates { gates: fleet.gates(), refusals: fleet.refusals() };
+            let gates = GateReport { gates: fleet.gates(), refusals: fleet.refusals() };
             if told.as_ref() != Some(&gates) {
                 told = Some(gates.clone());
                 let until = Instant::now() + SEND_LIMIT;
@@ -182,9 +190,9 @@ impl Predecessor {
         }
     }
 
-    async fn free_slots(&self, mut kept: Kept) {
+    async fn free_slots(&self, mut kept: ReservedSlots) {
         loop {
-            match self.talk.hear::<Remains>(soon()).await {
+            match self.talk.hear::<RemainingWork>(soon()).await {
                 Ok((remains, _)) => kept.shares.update(&remains),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
                 Err(_) => {
@@ -198,8 +206,8 @@ impl Predecessor {
 
 /// Slots reserved for the predecessor's requests.
 #[derive(Debug)]
-pub(in crate::serve) struct Kept {
-    shares: Shares,
+pub(in crate::serve) struct ReservedSlots {
+    shares: SlotShares,
 }
 
 fn soon() -> Instant {

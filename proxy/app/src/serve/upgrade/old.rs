@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_supervisor::{Child, WorkKind, run_job};
+use warden_supervisor::{ChildProcess, WorkKind, run_job};
 
 use super::order::UpgradeReport;
-use super::talk::{HandoverHeader, PROTOCOL, Place, Talk, UpgradeHello, Word};
-use super::{program, retired::Retired};
-use crate::serve::{Server, Signals};
+use super::talk::{HandoverHeader, InstancePlace, PROTOCOL, SuccessorMessage, UpgradeChannel, UpgradeHello};
+use super::{program, retired::RetiredProgram};
+use crate::serve::{RunningInstance, SignalHandlers};
 
 /// Limit of the freeze while the new program prepares: it has all it needs except the time to check it.
 const PREPARE_LIMIT: Duration = Duration::from_secs(20);
@@ -20,7 +20,7 @@ const TAKE_OVER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why there is no upgrade.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::serve) enum Stays {
+pub(in crate::serve) enum UpgradeError {
     /// In words; everything continues as before.
     #[error("{0}")]
     Cannot(String),
@@ -29,36 +29,36 @@ pub(in crate::serve) enum Stays {
     Ends,
 }
 
-impl From<String> for Stays {
+impl From<String> for UpgradeError {
     fn from(why: String) -> Self {
         Self::Cannot(why)
     }
 }
 
-/// Upgrades to another program. On success only the work of [`Retired`] is left. A signal to end is handled
+/// Upgrades to another program. On success only the work of [`RetiredProgram`] is left. A signal to end is handled
 /// here until the point of no return; after it, the new program handles it.
 ///
 /// # Errors
 ///
 /// The reason why the old program continues.
 pub(in crate::serve) async fn hand_over(
-    server: &Server,
+    server: &RunningInstance,
     to: Option<PathBuf>,
     wait: Option<Duration>,
-    signals: &mut Signals,
-) -> Result<(UpgradeReport, Retired), Stays> {
+    signals: &mut SignalHandlers,
+) -> Result<(UpgradeReport, RetiredProgram), UpgradeError> {
     let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
     // The program's disk may hang, too.
-    let choosing = run_job(WorkKind::Configuration, move || program::Next::choose(to));
+    let choosing = run_job(WorkKind::Configuration, move || program::NextProgram::choose(to));
     let next = tokio::select! {
         next = choosing => next.map_err(|error| error.to_string())??,
-        () = signals.end() => return Err(Stays::Ends),
+        () = signals.end() => return Err(UpgradeError::Ends),
         () = tokio::time::sleep_until(until) => return Err("the program could not be looked at in time: does its disk hang?".to_owned().into()),
     };
-    let program::Next { binary, same, restart_starts } = next;
+    let program::NextProgram { binary, same, restart_starts } = next;
     let to = tokio::select! {
         version = program::version(&binary, server.version_timeout()) => version?,
-        () = signals.end() => return Err(Stays::Ends),
+        () = signals.end() => return Err(UpgradeError::Ends),
     };
     let (ours, theirs) = UnixStream::pair().map_err(|error| format!("cannot make a socket: {error}"))?;
     let shown = binary.display().to_string();
@@ -67,10 +67,10 @@ pub(in crate::serve) async fn hand_over(
     // Killed if it is dropped: after a failure nothing of it stays.
     let child = server.nursery().succeed(next, Some(theirs.into())).await;
     let child = child.map_err(|error| error.to_string())?;
-    let talk = Talk::new(ours);
+    let talk = UpgradeChannel::new(ours);
     let (since, processes) = tokio::select! {
         ready = ready(server, &talk, &child, until) => ready?,
-        () = signals.end() => return Err(Stays::Ends),
+        () = signals.end() => return Err(UpgradeError::Ends),
     };
     let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     let from = env!("CARGO_PKG_VERSION").to_owned();
@@ -81,9 +81,9 @@ pub(in crate::serve) async fn hand_over(
 /// Hands over everything until the new program is ready. Returns the begin of the freeze and the number of
 /// processes handed over. If dropped before its end, everything continues as before.
 async fn ready(
-    server: &Server,
-    talk: &Talk,
-    child: &Child,
+    server: &RunningInstance,
+    talk: &UpgradeChannel,
+    child: &ChildProcess,
     until: Instant,
 ) -> Result<(Instant, usize), String> {
     receive_hello(talk, &server.place(), until).await?;
@@ -97,10 +97,12 @@ async fn ready(
     let processes = will.processes();
     let sent = send_handover(server, talk, will, until).await;
     sent.map_err(|error| format!("the next program took not what it was given: {error}"))?;
-    match talk.hear::<Word>(until).await {
-        Ok((Word::Ready, _)) => {}
-        Ok((Word::Cannot { message }, _)) => return Err(message),
-        Ok((Word::Serves, _)) => return Err("the next program says what it should not".to_owned()),
+    match talk.hear::<SuccessorMessage>(until).await {
+        Ok((SuccessorMessage::Ready, _)) => {}
+        Ok((SuccessorMessage::Cannot { message }, _)) => return Err(message),
+        Ok((SuccessorMessage::Serves, _)) => {
+            return Err("the next program says what it should not".to_owned());
+        }
         Err(error) => return Err(late("did not get ready", &error)),
     }
     frozen.stay();
@@ -108,7 +110,11 @@ async fn ready(
 }
 
 /// The point of no return: the new program owns everything from here on.
-async fn let_successor_take_over(server: &Server, talk: Talk, child: Child) -> Retired {
+async fn let_successor_take_over(
+    server: &RunningInstance,
+    talk: UpgradeChannel,
+    child: ChildProcess,
+) -> RetiredProgram {
     server.stop_recording().await;
     server.fleet().let_go().await;
     server.nursery().serves(child);
@@ -117,16 +123,16 @@ async fn let_successor_take_over(server: &Server, talk: Talk, child: Child) -> R
         tracing::error!(%error, "the next program is not there any more");
     }
     server.retire();
-    match talk.hear::<Word>(until).await {
-        Ok((Word::Serves, _)) => tracing::info!("upgrade: the next program serves"),
+    match talk.hear::<SuccessorMessage>(until).await {
+        Ok((SuccessorMessage::Serves, _)) => tracing::info!("upgrade: the next program serves"),
         // The process that forked it notices its end, which ends everything.
         Ok(_) => tracing::error!("the next program says what it should not"),
         Err(error) => tracing::error!(%error, "the next program does not say that it serves"),
     }
-    Retired::new(talk)
+    RetiredProgram::new(talk)
 }
 
-async fn receive_hello(talk: &Talk, place: &Place, until: Instant) -> Result<(), String> {
+async fn receive_hello(talk: &UpgradeChannel, place: &InstancePlace, until: Instant) -> Result<(), String> {
     match talk.hear::<UpgradeHello>(until).await {
         Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) if theirs == *place => Ok(()),
         Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) => Err(format!(
@@ -151,8 +157,8 @@ fn late(what: &str, error: &std::io::Error) -> String {
 }
 
 async fn send_handover(
-    server: &Server,
-    talk: &Talk,
+    server: &RunningInstance,
+    talk: &UpgradeChannel,
     will: warden_supervisor::FleetWill,
     until: Instant,
 ) -> std::io::Result<()> {

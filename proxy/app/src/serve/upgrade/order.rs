@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 /// An order to upgrade to another program.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct UpgradeOrder {
     /// Path of the program; `None`: our own path.
     pub(crate) to: Option<PathBuf>,
     /// Time limit; `None`: the configured one.
@@ -44,22 +44,22 @@ pub(crate) struct UpgradeReport {
 
 /// Sends orders.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Orders {
-    sender: Option<mpsc::Sender<Order>>,
+pub(crate) struct UpgradeOrders {
+    sender: Option<mpsc::Sender<UpgradeOrder>>,
     under_way: Arc<AtomicBool>,
 }
 
 /// Why an order was not carried out.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum OrderError {
     /// Another upgrade is in progress.
     UnderWay,
     Failed(String),
 }
 
-impl Orders {
+impl UpgradeOrders {
     /// Also returns the receiver.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<UpgradeOrder>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self { sender: Some(sender), under_way: Arc::default() }, receiver)
     }
@@ -74,25 +74,25 @@ impl Orders {
         to: Option<PathBuf>,
         wait: Option<Duration>,
         by: Arc<str>,
-    ) -> Result<UpgradeReport, Refused> {
-        let gone = || Refused::Failed("the instance is not ready for that, or is ending".to_owned());
+    ) -> Result<UpgradeReport, OrderError> {
+        let gone = || OrderError::Failed("the instance is not ready for that, or is ending".to_owned());
         let Some(sender) = &self.sender else { return Err(gone()) };
         if self.under_way.swap(true, Ordering::SeqCst) {
-            return Err(Refused::UnderWay);
+            return Err(OrderError::UnderWay);
         }
-        let over = Over(Arc::clone(&self.under_way));
+        let over = UnderWayGuard(Arc::clone(&self.under_way));
         let (reply, answer) = oneshot::channel();
-        sender.send(Order { to, wait, by, reply }).await.map_err(|_| gone())?;
+        sender.send(UpgradeOrder { to, wait, by, reply }).await.map_err(|_| gone())?;
         // Released when the upgrade is over, not when the caller stops waiting.
         let answer = answer.await;
         drop(over);
-        answer.map_err(|_| gone())?.map_err(Refused::Failed)
+        answer.map_err(|_| gone())?.map_err(OrderError::Failed)
     }
 }
 
-struct Over(Arc<AtomicBool>);
+struct UnderWayGuard(Arc<AtomicBool>);
 
-impl Drop for Over {
+impl Drop for UnderWayGuard {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);
     }

@@ -9,14 +9,14 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use warden_supervisor::Program;
+use warden_supervisor::SuccessorProgram;
 
 /// Suffix that the kernel appends to the path of a running program whose file was replaced.
 const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
 /// The program to continue with.
 #[derive(Debug)]
-pub(super) struct Next {
+pub(super) struct NextProgram {
     pub(super) binary: PathBuf,
     /// True if `binary` is the file that runs now.
     pub(super) same: bool,
@@ -24,7 +24,7 @@ pub(super) struct Next {
     pub(super) restart_starts: Option<String>,
 }
 
-impl Next {
+impl NextProgram {
     pub(super) fn choose(named: Option<PathBuf>) -> Result<Self, String> {
         let binary = choose(named)?;
         let restart_starts = restart_differs(&binary).map(|path| path.display().to_string());
@@ -124,12 +124,12 @@ pub(super) async fn version(path: &Path, limit: Duration) -> Result<String, Stri
 }
 
 /// The program with our own arguments.
-pub(super) fn with_own_arguments(binary: PathBuf) -> Program {
+pub(super) fn with_own_arguments(binary: PathBuf) -> SuccessorProgram {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_else(|| OsString::from("llama-warden"));
     // The name selects the mode: under the name llama-server it would act as that.
     let called = if called.as_bytes().is_empty() { OsString::from("llama-warden") } else { called };
-    Program { binary, called, args: words.collect() }
+    SuccessorProgram { binary, called, args: words.collect() }
 }
 
 #[cfg(test)]

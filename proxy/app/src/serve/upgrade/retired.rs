@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{Exit, Fleet, Remains};
+use warden_supervisor::{Fleet, ProcessExit, RemainingWork};
 
-use super::ending::{Ending, Step, Times};
-use super::talk::{Gates, Talk};
-use crate::exit::Failure;
-use crate::serve::Server;
-use crate::serve::signals::{Asked, Signals};
+use super::ending::{StopSchedule, StopStep, StopTimes};
+use super::talk::{GateReport, UpgradeChannel};
+use crate::exit::CommandError;
+use crate::serve::RunningInstance;
+use crate::serve::signals::{SignalHandlers, SignalRequest};
 
 /// Interval of reports on remaining requests: the new program's queue advances with them.
 const REMAINS_INTERVAL: Duration = Duration::from_millis(50);
@@ -23,22 +23,22 @@ const SUCCESSOR_END_MARGIN: Duration = Duration::from_secs(1);
 const RETIRED_POLL_INTERVAL: Duration = Duration::from_secs(3);
 
 /// The old program after the handover, with its connection to the new one.
-pub(in crate::serve) struct Retired {
-    talk: Option<Talk>,
+pub(in crate::serve) struct RetiredProgram {
+    talk: Option<UpgradeChannel>,
 }
 
-impl Retired {
-    pub(super) fn new(talk: Talk) -> Self {
+impl RetiredProgram {
+    pub(super) fn new(talk: UpgradeChannel) -> Self {
         Self { talk: Some(talk) }
     }
 
     /// Runs until our last request has ended; if we are the root, until all programs have.
     pub(in crate::serve) async fn see_off(
         mut self,
-        mut server: Server,
+        mut server: RunningInstance,
         deadline: Duration,
-        signals: &mut Signals,
-    ) -> Result<(), Failure> {
+        signals: &mut SignalHandlers,
+    ) -> Result<(), CommandError> {
         // However we end from here on, the directories belong to the successor.
         server.release_directories();
         let nursery = server.nursery().clone();
@@ -46,25 +46,25 @@ impl Retired {
             server.beside(follow(talk, server.fleet().clone()));
         }
         let times = server.stop_times(deadline);
-        let mut ending: Option<Ending> = None;
+        let mut ending: Option<StopSchedule> = None;
         // Set once the serving program has ended with exit code 0.
         let mut is_over = false;
-        let mut told = Remains::default();
+        let mut told = RemainingWork::default();
         // Requests that remain in our predecessor count, too: our successor learns of them through us.
         while !server.has_ended() || !server.fleet().remains().is_nothing() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
                 () = tokio::time::sleep(REMAINS_INTERVAL) => self.tell(&server, &mut told).await,
-                () = sleep_until_some(ending.as_ref().and_then(Ending::next)) => {
+                () = sleep_until_some(ending.as_ref().and_then(StopSchedule::next)) => {
                     match ending.as_mut().and_then(|ending| ending.take(Instant::now())) {
-                        Some(Step::Stop) => server.stop_accepting(),
-                        Some(Step::Refuse) => server.fleet().close_queues(),
-                        Some(Step::Cut) => break,
+                        Some(StopStep::Stop) => server.stop_accepting(),
+                        Some(StopStep::Refuse) => server.fleet().close_queues(),
+                        Some(StopStep::Cut) => break,
                         None => {}
                     }
                 }
                 exit = nursery.successor_ended(), if !is_over => {
-                    if exit != Exit::Code(0) {
+                    if exit != ProcessExit::Code(0) {
                         return exit_result(exit);
                     }
                     // A remote model's stream, or the last bytes to a slow client, do not need the
@@ -75,22 +75,22 @@ impl Retired {
                         // The serving program was stopped directly, so the others have to be stopped, too.
                         nursery.end_successors();
                     }
-                    ending.get_or_insert_with(|| Ending::new(now, times)).hurry(now);
+                    ending.get_or_insert_with(|| StopSchedule::new(now, times)).hurry(now);
                 }
                 asked = signals.next() => match asked {
-                    Asked::End if ending.is_some() => return Err(Failure::failed("ended at once by a second signal")),
-                    Asked::End => {
+                    SignalRequest::End if ending.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
+                    SignalRequest::End => {
                         tracing::info!("stopping: what still runs here may end, as in the program that serves");
                         nursery.end_successors();
                         server.leave();
-                        ending = Some(Ending::new(Instant::now(), times));
+                        ending = Some(StopSchedule::new(Instant::now(), times));
                     }
-                    Asked::Reload => {
+                    SignalRequest::Reload => {
                         // Log lines of requests that still run belong into the new file, too.
                         drop(server.reopen_logs());
                         nursery.reload_successors();
                     }
-                    Asked::Upgrade => nursery.upgrade_successor(),
+                    SignalRequest::Upgrade => nursery.upgrade_successor(),
                 },
             }
         }
@@ -109,7 +109,7 @@ impl Retired {
         RootProgram { nursery, times, cut, is_over }.stay(signals).await
     }
 
-    async fn tell(&mut self, server: &Server, told: &mut Remains) {
+    async fn tell(&mut self, server: &RunningInstance, told: &mut RemainingWork) {
         let remains = server.fleet().remains();
         if remains == *told {
             return;
@@ -128,9 +128,9 @@ impl Retired {
 
 /// Sends requests that are here or in our predecessor, and have to be sent again, to the successor's open
 /// gates. Ends with the connection.
-async fn follow(talk: Talk, fleet: Fleet) {
+async fn follow(talk: UpgradeChannel, fleet: Fleet) {
     loop {
-        match talk.hear::<Gates>(Instant::now() + RETIRED_POLL_INTERVAL).await {
+        match talk.hear::<GateReport>(Instant::now() + RETIRED_POLL_INTERVAL).await {
             Ok((told, _)) => fleet.follow_gates(&told.gates, &told.refusals),
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
             Err(_) => return,
@@ -141,7 +141,7 @@ async fn follow(talk: Talk, fleet: Fleet) {
 /// The first program, with no requests of its own left.
 struct RootProgram {
     nursery: NurseryHandle,
-    times: Times,
+    times: StopTimes,
     /// When the other programs have cut their requests; set once they are stopped.
     cut: Option<Instant>,
     /// True if the serving program has ended with exit code 0.
@@ -150,11 +150,11 @@ struct RootProgram {
 
 impl RootProgram {
     /// Passes signals on until the serving program has ended, and with it those in between.
-    async fn stay(mut self, signals: &mut Signals) -> Result<(), Failure> {
+    async fn stay(mut self, signals: &mut SignalHandlers) -> Result<(), CommandError> {
         loop {
             tokio::select! {
                 exit = self.nursery.successor_ended(), if !self.is_over => {
-                    if exit != Exit::Code(0) {
+                    if exit != ProcessExit::Code(0) {
                         return exit_result(exit);
                     }
                     self.is_over = true;
@@ -165,13 +165,13 @@ impl RootProgram {
                 () = self.nursery.retired_ended(), if self.is_over => return Ok(()),
                 () = sleep_until_some(self.cut.map(|cut| cut + SUCCESSOR_END_MARGIN)), if self.is_over => return Ok(()),
                 asked = signals.next() => match asked {
-                    Asked::End if self.cut.is_some() => return Err(Failure::failed("ended at once by a second signal")),
-                    Asked::End => {
+                    SignalRequest::End if self.cut.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
+                    SignalRequest::End => {
                         tracing::info!("stopping: the program that serves is told, and those before it");
                         self.end();
                     }
-                    Asked::Reload => self.nursery.reload_successors(),
-                    Asked::Upgrade => self.nursery.upgrade_successor(),
+                    SignalRequest::Reload => self.nursery.reload_successors(),
+                    SignalRequest::Upgrade => self.nursery.upgrade_successor(),
                 },
             }
         }
@@ -184,11 +184,11 @@ impl RootProgram {
 }
 
 /// Ends with the exit of the serving program: a service manager sees only us.
-fn exit_result(exit: Exit) -> Result<(), Failure> {
+fn exit_result(exit: ProcessExit) -> Result<(), CommandError> {
     match exit {
-        Exit::Code(0) => Ok(()),
-        Exit::Code(code) => Err(Failure::Told { code: u8::try_from(code).unwrap_or(1) }),
-        exit => Err(Failure::failed(format!(
+        ProcessExit::Code(0) => Ok(()),
+        ProcessExit::Code(code) => Err(CommandError::Told { code: u8::try_from(code).unwrap_or(1) }),
+        exit => Err(CommandError::failed(format!(
             "the program that served in our place has ended ({exit}), and its llama-servers end with us"
         ))),
     }

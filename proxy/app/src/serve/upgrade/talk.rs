@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use warden_supervisor::{Gate, Refused, WorkKind, run_job, wire};
+use warden_supervisor::{ModelRefusal, OpenGate, WorkKind, run_job, wire};
 
 use crate::config::resolve::ResolvedConfig;
 
@@ -24,7 +24,7 @@ pub(super) const PROTOCOL: u32 = 1;
 #[serde(rename_all = "snake_case")]
 pub(super) enum UpgradeHello {
     /// The new program has read its configuration and could take over.
-    Comes { protocol: u32, version: String, place: Place },
+    Comes { protocol: u32, version: String, place: InstancePlace },
     /// The new program cannot take over.
     #[serde(rename = "cannot")]
     CannotCome { message: String },
@@ -33,14 +33,14 @@ pub(super) enum UpgradeHello {
 /// Directories and addresses of an instance. Both programs must have the same, or the new one would be
 /// another instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::serve) struct Place {
+pub(in crate::serve) struct InstancePlace {
     state_dir: PathBuf,
     runtime_dir: PathBuf,
     admin_socket: PathBuf,
     admin_address: bool,
 }
 
-impl Place {
+impl InstancePlace {
     /// From a configuration.
     pub(in crate::serve) fn of(resolved: &ResolvedConfig) -> Self {
         Self {
@@ -72,7 +72,7 @@ pub(in crate::serve) struct HandoverHeader {
 /// Further messages of the new program.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Word {
+pub(super) enum SuccessorMessage {
     /// Everything is received and answers; it waits for `go`.
     Ready,
     /// The new program cannot take over.
@@ -84,18 +84,18 @@ pub(super) enum Word {
 
 /// Sent by the new program after the handover, at every change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Gates {
-    pub(super) gates: Vec<Gate>,
+pub(super) struct GateReport {
+    pub(super) gates: Vec<OpenGate>,
     /// Models that refuse requests, also requests that wait in the old program.
     #[serde(default)]
-    pub(super) refusals: Vec<Refused>,
+    pub(super) refusals: Vec<ModelRefusal>,
 }
 
 /// A connection between the two. Waiting for a message blocks no other task.
 #[derive(Clone, Debug)]
-pub(super) struct Talk(Arc<UnixStream>);
+pub(super) struct UpgradeChannel(Arc<UnixStream>);
 
-impl Talk {
+impl UpgradeChannel {
     pub(super) fn new(stream: UnixStream) -> Self {
         Self(Arc::new(stream))
     }

@@ -3,12 +3,12 @@
 use warden_policies::units::MIB;
 use warden_policies::{ByteSize, MemoryLimit};
 
-use super::{Found, One, Whole};
-use crate::policy::Budgets;
+use super::{ConfigSummary, ModelSummary, RuleFinding};
+use crate::policy::BudgetPair;
 
-impl Whole<'_> {
+impl ConfigSummary<'_> {
     /// All budgets, each with its place; the owner is empty for those of all backends.
-    fn budgets(&self) -> Vec<(String, Vec<&str>, &'static str, Budgets)> {
+    fn budgets(&self) -> Vec<(String, Vec<&str>, &'static str, BudgetPair)> {
         let mut all = Vec::new();
         for one in &self.models {
             let path = vec!["models", one.name, "policy"];
@@ -38,18 +38,18 @@ impl Whole<'_> {
 
 /// A hard budget must be above the soft one. Percentages of a GPU's memory cannot be compared with sizes
 /// here.
-pub(super) fn hard_above_soft(whole: &Whole<'_>) -> Vec<Found> {
-    let wrong = |(whose, path, memory, budgets): (String, Vec<&str>, &str, Budgets)| {
+pub(super) fn hard_above_soft(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let wrong = |(whose, path, memory, budgets): (String, Vec<&str>, &str, BudgetPair)| {
         let wrong = budgets.order_error((memory == "host").then_some(whole.memory))?;
         let keys: Vec<&str> = path.into_iter().chain([memory, "hard"]).collect();
         let hint = format!("`{memory}.hard` has to be the larger of the two");
-        Some(Found::new(&keys, format!("{whose}{wrong}"), hint).fatal())
+        Some(RuleFinding::new(&keys, format!("{whose}{wrong}"), hint).fatal())
     };
     whole.budgets().into_iter().filter_map(wrong).collect()
 }
 
 /// A budget below 1 MiB is likely a number without its unit, which counts as bytes.
-pub(super) fn budgets_of_a_few_bytes(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn budgets_of_a_few_bytes(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let small = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
         let bytes = limit.bytes().filter(|bytes| bytes.0 < MIB)?;
         let message = format!(
@@ -57,27 +57,27 @@ pub(super) fn budgets_of_a_few_bytes(whole: &Whole<'_>) -> Vec<Found> {
              is bytes"
         );
         let like = if bytes.0 < 1000 { bytes.0.max(1) } else { 12 };
-        Some(Found::new(&keys, message, format!("write the unit, like `\"{like}GiB\"`")))
+        Some(RuleFinding::new(&keys, message, format!("write the unit, like `\"{like}GiB\"`")))
     };
     whole.limits().into_iter().filter_map(small).collect()
 }
 
 /// A budget above the machine's memory is never reached.
-pub(super) fn budgets_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn budgets_above_the_machine(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let large = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
         let bytes = limit.bytes().filter(|bytes| *bytes > whole.memory && keys.contains(&"host"))?;
         let message = format!(
             "{whose}the budget of {bytes} is above the memory that there is ({}), so it is never passed",
             whole.memory
         );
-        Some(Found::new(&keys, message, "lower it, or write a share, like `\"80%\"`"))
+        Some(RuleFinding::new(&keys, message, "lower it, or write a share, like `\"80%\"`"))
     };
     whole.limits().into_iter().filter_map(large).collect()
 }
 
 /// Caches fill up by design, so a budget below their limit is exceeded without a leak.
-pub(super) fn budgets_below_declared_memory(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| {
+pub(super) fn budgets_below_declared_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| {
         let host = one.model.policy.host;
         // `auto` accounts for declared caches.
         let known =
@@ -104,7 +104,7 @@ pub(super) fn budgets_below_declared_memory(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A shared budget below that of a single process is always exceeded first.
-pub(super) fn shared_budgets_below_a_models(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn shared_budgets_below_a_models(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let shared = &whole.settings.shared;
     let mut found = Vec::new();
     for one in &whole.models {
@@ -141,8 +141,8 @@ fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bo
 }
 
 /// Each replica has the budget for itself, so their sum may exceed the machine's memory.
-pub(super) fn replicas_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| {
+pub(super) fn replicas_above_the_machine(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| {
         let (count, soft) = (one.model.run.replicas, one.model.policy.host.soft?);
         let each = soft.resolve(whole.memory).filter(|each| *each <= whole.memory)?;
         let all = ByteSize(each.0.saturating_mul(u64::from(count)));

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::{Found, Whole};
+use super::{ConfigSummary, RuleFinding};
 use crate::arguments;
 
 /// A file to append to must not be a model, a key or another log.
-pub(super) fn files_with_two_uses(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn files_with_two_uses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let settings = whole.settings;
     let access = Path::new(&settings.log.access);
     let mut written = vec![(vec!["log", "access"], access)];
@@ -34,7 +34,7 @@ pub(super) fn files_with_two_uses(whole: &Whole<'_>) -> Vec<Found> {
         let Some(other) = other.or(log) else { continue };
         let key = keys.join(".");
         let message = format!("`{key}` is written to, and `{other}` is the same file, {}", path.display());
-        found.push(Found::new(keys, message, format!("name another file for `{key}`")).fatal());
+        found.push(RuleFinding::new(keys, message, format!("name another file for `{key}`")).fatal());
     }
     found
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{Found, One, Whole};
+use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::problem::{alike, quoted};
 
 /// Similarity of two names from which one may be a typing error.
 const MIN_TYPO_SIMILARITY: f64 = 0.8;
 
-fn groups<'a>(whole: &'a Whole<'a>) -> BTreeMap<&'a str, Vec<&'a One<'a>>> {
-    let mut all: BTreeMap<&str, Vec<&One<'_>>> = BTreeMap::new();
+fn groups<'a>(whole: &'a ConfigSummary<'a>) -> BTreeMap<&'a str, Vec<&'a ModelSummary<'a>>> {
+    let mut all: BTreeMap<&str, Vec<&ModelSummary<'_>>> = BTreeMap::new();
     for one in &whole.models {
         for group in &one.model.groups {
             all.entry(group).or_default().push(one);
@@ -19,7 +19,7 @@ fn groups<'a>(whole: &'a Whole<'a>) -> BTreeMap<&'a str, Vec<&'a One<'a>>> {
 }
 
 /// A group of one model excludes nothing; its name may be a typing error.
-pub(super) fn groups_of_one(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn groups_of_one(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let all = groups(whole);
     let alone = all.iter().filter_map(|(name, members)| match members.as_slice() {
         [one] => Some((*name, *one)),
@@ -39,10 +39,10 @@ pub(super) fn groups_of_one(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A pinned model is never unloaded, so models that it excludes can never be loaded after it.
-pub(super) fn groups_closed_by_pin(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn groups_closed_by_pin(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let all = groups(whole);
     let found = all.iter().filter(|(_, members)| members.len() > 1).filter_map(|(name, members)| {
-        let pins: Vec<&&One<'_>> = members.iter().filter(|one| one.model.run.pin).collect();
+        let pins: Vec<&&ModelSummary<'_>> = members.iter().filter(|one| one.model.run.pin).collect();
         let pin = pins.first()?;
         let message = format!(
             "it is pinned, and at most one model of the group {} is loaded: once it is, the others never are",
@@ -55,7 +55,7 @@ pub(super) fn groups_closed_by_pin(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// More models are pinned than may be loaded.
-pub(super) fn pins_above_max_loaded(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn pins_above_max_loaded(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let most = whole.settings.loading.max_loaded;
     let pins = whole.models.iter().filter(|one| one.model.run.pin).count();
     if most == 0 || pins <= usize::try_from(most).unwrap_or(usize::MAX) {
@@ -64,5 +64,5 @@ pub(super) fn pins_above_max_loaded(whole: &Whole<'_>) -> Vec<Found> {
     let message = format!(
         "{pins} models are pinned, and `loading.max_loaded` is {most}: the last of them are never loaded"
     );
-    vec![Found::new(&["loading", "max_loaded"], message, "raise it, or pin fewer models").fatal()]
+    vec![RuleFinding::new(&["loading", "max_loaded"], message, "raise it, or pin fewer models").fatal()]
 }

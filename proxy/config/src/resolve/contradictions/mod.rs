@@ -16,20 +16,20 @@ mod times;
 use warden_policies::ByteSize;
 use warden_policies::declared_memory::DeclaredMemory;
 
-use crate::settings::{Model, Settings};
+use crate::settings::{ConfigSettings, ModelConfig};
 
 /// Input of the rules.
-pub(super) struct Whole<'a> {
+pub(super) struct ConfigSummary<'a> {
     /// All settings except the models.
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a ConfigSettings,
     /// Usable memory of the machine.
     pub(super) memory: ByteSize,
-    pub(super) models: Vec<One<'a>>,
+    pub(super) models: Vec<ModelSummary<'a>>,
 }
 
-pub(super) struct One<'a> {
+pub(super) struct ModelSummary<'a> {
     pub(super) name: &'a str,
-    pub(super) model: &'a Model,
+    pub(super) model: &'a ModelConfig,
     /// Memory that its processes are told to keep.
     pub(super) keeps: DeclaredMemory,
     /// Arguments of its processes.
@@ -39,7 +39,7 @@ pub(super) struct One<'a> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct RuleFinding {
     /// Key of the finding.
     pub(super) path: Vec<String>,
     pub(super) message: String,
@@ -48,7 +48,7 @@ pub(super) struct Found {
     pub(super) fatal: bool,
 }
 
-type ContradictionRule = fn(&Whole<'_>) -> Vec<Found>;
+type ContradictionRule = fn(&ConfigSummary<'_>) -> Vec<RuleFinding>;
 
 /// All rules, in the order of the report.
 const RULES: [ContradictionRule; 27] = [
@@ -81,11 +81,11 @@ const RULES: [ContradictionRule; 27] = [
     times::misordered_horizons,
 ];
 
-pub(super) fn find(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn find(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     RULES.iter().flat_map(|rule| rule(whole)).collect()
 }
 
-impl Found {
+impl RuleFinding {
     fn new(path: &[&str], message: String, hint: impl Into<String>) -> Self {
         let path = path.iter().map(|&key| key.to_owned()).collect();
         Self { path, message, hint: hint.into(), fatal: false }
@@ -96,11 +96,11 @@ impl Found {
     }
 }
 
-impl One<'_> {
+impl ModelSummary<'_> {
     /// A finding about this model, at one of its keys.
-    fn found(&self, keys: &[&str], message: &str, hint: impl Into<String>) -> Found {
+    fn found(&self, keys: &[&str], message: &str, hint: impl Into<String>) -> RuleFinding {
         let path: Vec<&str> = ["models", self.name].into_iter().chain(keys.iter().copied()).collect();
-        Found::new(&path, format!("model `{}`: {message}", self.name), hint)
+        RuleFinding::new(&path, format!("model `{}`: {message}", self.name), hint)
     }
 
     /// Number of requests for slots that all its processes take concurrently, if known.
@@ -111,7 +111,7 @@ impl One<'_> {
 }
 
 /// The detector must keep as many floors as a test needs; otherwise it never reports a leak.
-fn floors_that_are_not_kept(whole: &Whole<'_>) -> Vec<Found> {
+fn floors_that_are_not_kept(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let growth = &whole.settings.growth;
     if growth.kept >= growth.window {
         return Vec::new();
@@ -121,5 +121,5 @@ fn floors_that_are_not_kept(whole: &Whole<'_>) -> Vec<Found> {
         growth.kept, growth.window
     );
     let hint = "keep at least as many floors as a test looks at";
-    vec![Found::new(&["growth", "kept"], message, hint).fatal()]
+    vec![RuleFinding::new(&["growth", "kept"], message, hint).fatal()]
 }

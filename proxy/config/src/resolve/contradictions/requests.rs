@@ -2,18 +2,18 @@
 
 use serde_json::Value;
 
-use super::{Found, One, Whole};
+use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::arguments;
-use crate::request::TOKENS;
+use crate::request::TOKEN_LIMIT_PARAMETERS;
 
 /// A default above the limit is cut to it, and a limit above the context is never reached.
-pub(super) fn defaults_above_their_limit(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn defaults_above_their_limit(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for one in &whole.models {
         let request = &one.model.request;
         let Some(most) = request.max_tokens else { continue };
         for (table, all) in [("default", &request.default), ("set", &request.set)] {
-            let above = TOKENS.iter().filter_map(|key| {
+            let above = TOKEN_LIMIT_PARAMETERS.iter().filter_map(|key| {
                 let asked = all.get(*key).and_then(Value::as_u64).filter(|asked| *asked > most)?;
                 Some((*key, asked))
             });
@@ -39,8 +39,8 @@ pub(super) fn defaults_above_their_limit(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A parameter that is always set needs no default.
-pub(super) fn defaults_also_set(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| -> Vec<Found> {
+pub(super) fn defaults_also_set(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| -> Vec<RuleFinding> {
         let request = &one.model.request;
         let both = request.default.keys().filter(|key| request.set.contains_key(*key));
         both.map(|key| {

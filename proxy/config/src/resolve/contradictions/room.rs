@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use warden_policies::ByteSize;
 
-use super::{Found, One, Whole};
+use super::{ConfigSummary, ModelSummary, RuleFinding};
 
 /// Connections must suffice to reach all slots and to fill the queue.
-pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let server = &whole.settings.server;
     let mut found = Vec::new();
     if server.connections_per_peer > server.connections {
@@ -15,7 +15,7 @@ pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
             "`server.connections_per_peer` ({}) is above `server.connections` ({}), so one client may take them all",
             server.connections_per_peer, server.connections
         );
-        found.push(Found::new(
+        found.push(RuleFinding::new(
             &["server", "connections_per_peer"],
             message,
             "lower it, or raise `server.connections`",
@@ -25,7 +25,7 @@ pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
     let several = server.h2c || (server.h2 && !server.tls_cert.is_empty());
     let each = if several { u64::from(server.h2_streams) } else { 1 };
     let most = (server.connections as u64).saturating_mul(each.max(1));
-    let slots: u64 = whole.models.iter().filter_map(One::requests).sum();
+    let slots: u64 = whole.models.iter().filter_map(ModelSummary::requests).sum();
     if slots > most {
         let message = format!(
             "the models take {slots} requests at a time, and `server.connections` lets {most} in: the other {} slots are \
@@ -33,7 +33,7 @@ pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
             slots - most
         );
         let hint = format!("raise `server.connections` to {slots} or more, or lower `-np` in `args`");
-        found.push(Found::new(&["server", "connections"], message, hint));
+        found.push(RuleFinding::new(&["server", "connections"], message, hint));
     }
     for one in &whole.models {
         let depth = one.model.queue.depth as u64;
@@ -49,8 +49,8 @@ pub(super) fn more_slots_than_connections(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// Requests beyond the slots wait inside the process, where a replacement cannot carry them over.
-pub(super) fn more_requests_than_slots(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| {
+pub(super) fn more_requests_than_slots(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| {
         let (most, slots) = (one.model.max_in_flight?, one.slots?);
         let message = format!(
             "`max_in_flight` is {most}, and a process has {slots} slots: {} requests wait inside of it, where they are lost \
@@ -65,7 +65,7 @@ pub(super) fn more_requests_than_slots(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A body is held until its model is known, so one above a client's memory limit is never served.
-pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn bodies_above_their_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let server = &whole.settings.server;
     let bodies = [
         ("body_bytes", server.body_bytes),
@@ -85,13 +85,13 @@ pub(super) fn bodies_above_their_memory(whole: &Whole<'_>) -> Vec<Found> {
             // Invert the limit per client: with `enough`, one client may hold `limit`.
             let enough = ByteSize(limit.0.saturating_add(limit.0.div_ceil(2)).saturating_add(3));
             let hint = format!("raise `server.buffered_bytes` to {enough} or more, or lower `server.{key}`");
-            Found::new(&["server", key], message, hint)
+            RuleFinding::new(&["server", key], message, hint)
         })
         .collect()
 }
 
 /// Clients and operators need different addresses.
-pub(super) fn clients_and_admin_on_one_port(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn clients_and_admin_on_one_port(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let server = &whole.settings.server;
     let Some((host, port)) = whole.settings.admin.address.as_deref().and_then(|text| text.rsplit_once(':'))
     else {
@@ -110,5 +110,5 @@ pub(super) fn clients_and_admin_on_one_port(whole: &Whole<'_>) -> Vec<Found> {
         "`admin.address` is {host}:{port}, and `server.port` is {} on {}: one of the two cannot listen",
         server.port, server.host
     );
-    vec![Found::new(&["admin", "address"], message, "give `admin.address` another port").fatal()]
+    vec![RuleFinding::new(&["admin", "address"], message, "give `admin.address` another port").fatal()]
 }

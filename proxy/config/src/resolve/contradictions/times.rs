@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use warden_policies::units::span;
 
-use super::{Found, One, Whole};
+use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::arguments;
 
 /// `exchange_timeout` includes waiting, so it must exceed the longest wait.
-pub(super) fn waits_above_exchange_timeout(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn waits_above_exchange_timeout(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let limit = whole.settings.upstream.exchange_timeout;
-    let of_one = |one: &One<'_>| {
+    let of_one = |one: &ModelSummary<'_>| {
         let wait = one.model.queue.wait;
         if wait >= limit {
             let message = format!(
@@ -44,7 +44,7 @@ pub(super) fn waits_above_exchange_timeout(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// An idle limit at or above the total limit has no effect.
-pub(super) fn ineffective_idle_limits(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn ineffective_idle_limits(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let (server, upstream) = (&whole.settings.server, &whole.settings.upstream);
     let pairs = [
         (
@@ -65,7 +65,7 @@ pub(super) fn ineffective_idle_limits(whole: &Whole<'_>) -> Vec<Found> {
                 span(short),
                 span(long)
             );
-            Found::new(&[section, key], message, format!("lower `{key}`, or raise `{all}`"))
+            RuleFinding::new(&[section, key], message, format!("lower `{key}`, or raise `{all}`"))
         })
         .collect()
 }
@@ -74,9 +74,9 @@ pub(super) fn ineffective_idle_limits(whole: &Whole<'_>) -> Vec<Found> {
 const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A stream with a long prompt is silent until the first comment, or until the first token without comments.
-pub(super) fn prompts_above_idle_limit(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn prompts_above_idle_limit(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let limit = whole.settings.upstream.stream_idle;
-    let of_one = |one: &One<'_>| {
+    let of_one = |one: &ModelSummary<'_>| {
         let given = arguments::ping(one.args);
         if given.is_some_and(|seconds| seconds <= 0) {
             let prompt = whole.settings.health.wedged_after;
@@ -109,7 +109,7 @@ pub(super) fn prompts_above_idle_limit(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// Probes must arrive and be answered before the verdict.
-pub(super) fn late_probes(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn late_probes(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for one in &whole.models {
         let times = &one.model.lifecycle;
@@ -149,7 +149,7 @@ pub(super) fn late_probes(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// Pairs of times of which the second must be the larger.
-pub(super) fn misordered_pauses(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn misordered_pauses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for one in &whole.models {
         let (times, policy) = (&one.model.lifecycle, &one.model.policy.common);
@@ -172,8 +172,8 @@ pub(super) fn misordered_pauses(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// `quiet_for` above `quiet_within` is never reached.
-pub(super) fn unreachable_quiet_time(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| {
+pub(super) fn unreachable_quiet_time(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy.common;
         let message = format!(
             "quiet is nothing in flight for {} (`quiet_for`), and a replacement waits for it at most {} (`quiet_within`)",
@@ -187,9 +187,9 @@ pub(super) fn unreachable_quiet_time(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A window must be long enough for a quiet time and for a reading.
-pub(super) fn windows_too_short_for_quiet(whole: &Whole<'_>) -> Vec<Found> {
+pub(super) fn windows_too_short_for_quiet(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let look = whole.settings.sensors.interval;
-    let of_one = |one: &One<'_>| {
+    let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy;
         let open = Duration::from_secs(u64::from(policy.only.minutes()) * 60);
         let needed = policy.common.quiet_for.max(look);
@@ -209,8 +209,8 @@ pub(super) fn windows_too_short_for_quiet(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// `max_age` below `min_interval` cannot take effect in time.
-pub(super) fn ages_below_the_pause(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| {
+pub(super) fn ages_below_the_pause(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| {
         let (age, pause) = (one.model.policy.max_age?, one.model.policy.common.min_interval);
         let message = format!(
             "`max_age` is {}, and replacements are at least {} apart (`min_interval`): the pause decides",
@@ -224,8 +224,8 @@ pub(super) fn ages_below_the_pause(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// A backend that exceeds its age outside of the windows waits for the next one.
-pub(super) fn ages_outside_windows(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| {
+pub(super) fn ages_outside_windows(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy;
         let age = policy.max_age?;
         let closed = Duration::from_secs(u64::from(policy.only.longest_closed()) * 60);
@@ -243,8 +243,8 @@ pub(super) fn ages_outside_windows(whole: &Whole<'_>) -> Vec<Found> {
 }
 
 /// With `growth_drain` above `growth_quiet`, no replacement ever waits for a quiet moment.
-pub(super) fn misordered_horizons(whole: &Whole<'_>) -> Vec<Found> {
-    let of_one = |one: &One<'_>| {
+pub(super) fn misordered_horizons(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+    let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy.common;
         let message = format!(
             "growth that ends within {} drains at once (`growth_drain`), and within {} at the next quiet moment \

@@ -6,20 +6,20 @@ use http::HeaderMap;
 use warden_policies::ModelName;
 use warden_supervisor::{FleetView, ModelView, ResolveError};
 
-use super::{Key, Keys, Limit, Pass};
-use crate::backend::backends::Backends;
-use crate::body::budget::Share;
-use crate::refusal::Refusal;
+use super::{ApiKey, ApiKeys, ConcurrencyPass, KeyLimit};
+use crate::backend::backends::LeaseProvider;
+use crate::body::budget::ClientShare;
+use crate::refusal::RequestRefusal;
 
 /// Rights of a client. [`Default`] permits everything, for a gateway without keys.
 #[derive(Debug, Default)]
-pub(crate) struct Access {
-    key: Option<Arc<Key>>,
+pub(crate) struct ClientAccess {
+    key: Option<Arc<ApiKey>>,
 }
 
-impl Access {
+impl ClientAccess {
     /// Finds the key in a request; it must be one of `keys`.
-    pub(crate) fn by_key(keys: &Keys, headers: &HeaderMap) -> Result<Self, Refusal> {
+    pub(crate) fn by_key(keys: &ApiKeys, headers: &HeaderMap) -> Result<Self, RequestRefusal> {
         Ok(Self { key: Some(keys.find(headers)?.clone()) })
     }
 
@@ -38,17 +38,21 @@ impl Access {
     }
 
     /// Counts one request against the key's limits.
-    pub(crate) fn enter(&self) -> Result<Option<Pass>, Refusal> {
-        self.key.as_ref().map(Key::admit).transpose()
+    pub(crate) fn enter(&self) -> Result<Option<ConcurrencyPass>, RequestRefusal> {
+        self.key.as_ref().map(ApiKey::admit).transpose()
     }
 
     /// Returns the bytes held of the bodies with this key.
-    pub(crate) fn held(&self) -> Option<Arc<Share>> {
+    pub(crate) fn held(&self) -> Option<Arc<ClientShare>> {
         self.key.as_ref().map(|key| key.usage.held.clone())
     }
 
     /// Resolves a name among the models that this client may use.
-    pub(crate) fn resolve(&self, backends: &dyn Backends, name: Option<&str>) -> Result<ModelName, Refusal> {
+    pub(crate) fn resolve(
+        &self,
+        backends: &dyn LeaseProvider,
+        name: Option<&str>,
+    ) -> Result<ModelName, RequestRefusal> {
         let resolved = backends.resolve(name);
         let Some(key) = self.key.as_ref().filter(|key| key.spec.models.is_some()) else {
             return Ok(resolved?);
@@ -71,12 +75,12 @@ impl Access {
 
     /// Refuses a model that the key may not use as if it did not exist, so that a key does not reveal other
     /// models' names.
-    pub(crate) fn hide(&self, backends: &dyn Backends, name: &str) -> Refusal {
+    pub(crate) fn hide(&self, backends: &dyn LeaseProvider, name: &str) -> RequestRefusal {
         if let Some(key) = &self.key {
-            key.usage.reject(Limit::Model);
+            key.usage.reject(KeyLimit::Model);
         }
         let known = self.names(backends);
-        Refusal::Hidden(Box::new(ResolveError::Unknown { name: name.to_owned(), known }.into()))
+        RequestRefusal::Hidden(Box::new(ResolveError::Unknown { name: name.to_owned(), known }.into()))
     }
 
     /// Returns whether this client may use a model and know of it.
@@ -85,12 +89,12 @@ impl Access {
     }
 
     /// Returns the names of the models that this client may use.
-    pub(crate) fn known(&self, backends: &dyn Backends) -> Vec<String> {
+    pub(crate) fn known(&self, backends: &dyn LeaseProvider) -> Vec<String> {
         self.shown(&backends.view()).map(|model| model.name.to_string()).collect()
     }
 
     /// Returns the same names, with the aliases of each model.
-    pub(crate) fn names(&self, backends: &dyn Backends) -> Vec<String> {
+    pub(crate) fn names(&self, backends: &dyn LeaseProvider) -> Vec<String> {
         self.shown(&backends.view()).flat_map(|model| model.names().map(str::to_owned)).collect()
     }
 

@@ -19,22 +19,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use http::HeaderMap;
-use warden_policies::{ModelName, QuickMap, Rate};
+use warden_policies::{ModelName, QuickMap, RateLimit};
 
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 mod access;
 mod hash;
 mod presented;
 mod usage;
 
-pub(crate) use access::Access;
+pub(crate) use access::ClientAccess;
 pub use hash::KeyHash;
 pub(crate) use presented::strip;
 pub(crate) use usage::BYTES_PER_TOKEN;
-use usage::Limit;
-pub(crate) use usage::Pass;
-use usage::Usage;
+pub(crate) use usage::ConcurrencyPass;
+use usage::KeyLimit;
+use usage::KeyUsage;
 
 /// A key of the key file.
 #[derive(Clone, Debug)]
@@ -46,10 +46,10 @@ pub struct KeySpec {
     /// Models that it may use; `None`: all.
     pub models: Option<HashSet<ModelName>>,
     /// Request rate limit.
-    pub rate: Option<Rate>,
+    pub rate: Option<RateLimit>,
     /// Rate limit for tokens, evaluated and generated. The tokens of a request are known when it has ended:
     /// a request that begins while tokens are left may exceed the limit, and later requests wait for that.
-    pub tokens: Option<Rate>,
+    pub tokens: Option<RateLimit>,
     /// Concurrent requests.
     pub concurrency: Option<usize>,
     /// The key opens the operators' page.
@@ -75,27 +75,27 @@ impl KeySpec {
 
 /// A key and its usage.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub(crate) struct ApiKey {
     pub(crate) spec: KeySpec,
-    usage: Arc<Usage>,
+    usage: Arc<KeyUsage>,
 }
 
 /// All keys. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Keys(Arc<KeyRing>);
+pub struct ApiKeys(Arc<KeyRing>);
 
 #[derive(Debug, Default)]
 struct KeyRing {
     /// In the order of the file.
-    all: Vec<Arc<Key>>,
+    all: Vec<Arc<ApiKey>>,
     /// Index into `all` by hash.
     by_hash: QuickMap<KeyHash, usize>,
     /// Whether any key opens the operators' page.
     has_operators: bool,
 }
 
-impl FromIterator<Arc<Key>> for Keys {
-    fn from_iter<T: IntoIterator<Item = Arc<Key>>>(keys: T) -> Self {
+impl FromIterator<Arc<ApiKey>> for ApiKeys {
+    fn from_iter<T: IntoIterator<Item = Arc<ApiKey>>>(keys: T) -> Self {
         let all: Vec<_> = keys.into_iter().collect();
         let mut by_hash = QuickMap::default();
         for (at, key) in all.iter().enumerate() {
@@ -124,31 +124,31 @@ pub struct KeyCounts {
     pub rejected: Vec<(&'static str, u64)>,
 }
 
-impl Keys {
+impl ApiKeys {
     /// Creates keys without usage.
     pub fn new(specs: Vec<KeySpec>) -> Self {
-        specs.into_iter().map(|spec| Arc::new(Key { spec, usage: Arc::new(Usage::new()) })).collect()
+        specs.into_iter().map(|spec| Arc::new(ApiKey { spec, usage: Arc::new(KeyUsage::new()) })).collect()
     }
 
     /// Takes over the usage of keys with the same names.
     pub(crate) fn after(&self, old: &Self) -> Self {
-        let one = |key: &Arc<Key>| {
+        let one = |key: &Arc<ApiKey>| {
             let before = old.0.all.iter().find(|old| old.spec.name == key.spec.name);
             let usage = before.map_or(&key.usage, |old| &old.usage).clone();
-            Arc::new(Key { spec: key.spec.clone(), usage })
+            Arc::new(ApiKey { spec: key.spec.clone(), usage })
         };
         self.0.all.iter().map(one).collect()
     }
 
     /// Returns the usage of each key.
     pub fn counts(&self) -> Vec<KeyCounts> {
-        let one = |key: &Arc<Key>| KeyCounts {
+        let one = |key: &Arc<ApiKey>| KeyCounts {
             name: key.spec.name.clone(),
             requests: key.usage.requests.load(Relaxed),
             running: key.usage.running() as u64,
             prompt_tokens: key.usage.prompt_tokens.load(Relaxed),
             output_tokens: key.usage.output_tokens.load(Relaxed),
-            rejected: Limit::ALL.map(|limit| (limit.as_str(), key.usage.rejected(limit))).into(),
+            rejected: KeyLimit::ALL.map(|limit| (limit.as_str(), key.usage.rejected(limit))).into(),
         };
         self.0.all.iter().map(one).collect()
     }
@@ -169,49 +169,55 @@ impl Keys {
     }
 
     /// Finds the key of a request.
-    fn find(&self, headers: &HeaderMap) -> Result<&Arc<Key>, Refusal> {
-        let mut refusal = Refusal::NoKey;
+    fn find(&self, headers: &HeaderMap) -> Result<&Arc<ApiKey>, RequestRefusal> {
+        let mut refusal = RequestRefusal::NoKey;
         for given in presented::presented(headers) {
             if let Some(key) = self.find_by_hash(&KeyHash::of(&given)) {
                 return Ok(key);
             }
-            refusal = Refusal::WrongKey;
+            refusal = RequestRefusal::WrongKey;
         }
         Err(refusal)
     }
 
     /// Looks a hash up. The position in the map depends on a secret of this process as well, and the
     /// comparison takes constant time. So the duration does not show how close a guess was.
-    fn find_by_hash(&self, given: &KeyHash) -> Option<&Arc<Key>> {
+    fn find_by_hash(&self, given: &KeyHash) -> Option<&Arc<ApiKey>> {
         self.0.all.get(*self.0.by_hash.get(given)?)
     }
 }
 
-impl Key {
+impl ApiKey {
     fn may_use(&self, model: &ModelName) -> bool {
         self.spec.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
     /// Counts one request against the limits.
-    fn admit(self: &Arc<Self>) -> Result<Pass, Refusal> {
+    fn admit(self: &Arc<Self>) -> Result<ConcurrencyPass, RequestRefusal> {
         let refuse = |limit, refusal| {
             self.usage.reject(limit);
             Err(refusal)
         };
         let key = || self.spec.name.clone();
-        let Some(pass) = Pass::try_new(self) else {
+        let Some(pass) = ConcurrencyPass::try_new(self) else {
             let most = self.spec.concurrency.unwrap_or_default();
-            return refuse(Limit::Concurrency, Refusal::KeyBusy { key: key(), most });
+            return refuse(KeyLimit::Concurrency, RequestRefusal::KeyBusy { key: key(), most });
         };
         if let Some(rate) = self.spec.tokens
             && let Err(wait) = self.usage.has_tokens(rate)
         {
-            return refuse(Limit::Tokens, Refusal::KeySpent { key: key(), what: "tokens", rate, wait });
+            return refuse(
+                KeyLimit::Tokens,
+                RequestRefusal::KeySpent { key: key(), what: "tokens", rate, wait },
+            );
         }
         if let Some(rate) = self.spec.rate
             && let Err(wait) = self.usage.take(rate)
         {
-            return refuse(Limit::Rate, Refusal::KeySpent { key: key(), what: "requests", rate, wait });
+            return refuse(
+                KeyLimit::Rate,
+                RequestRefusal::KeySpent { key: key(), what: "requests", rate, wait },
+            );
         }
         Ok(pass)
     }

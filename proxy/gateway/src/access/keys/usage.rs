@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::Work;
-use warden_policies::rate::{Rate, RateNanos, nanos};
+use warden_policies::WorkDone;
+use warden_policies::rate::{RateLimit, RateNanos, nanos};
 
-use super::Key;
-use crate::body::budget::{Share, add_up_to};
+use super::ApiKey;
+use crate::body::budget::{ClientShare, add_up_to};
 
 /// Bytes of uncounted text per token: about the ratio of English with today's vocabularies.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
 #[derive(Debug)]
-pub(super) struct Usage {
+pub(super) struct KeyUsage {
     /// Reference for all times.
     base: Instant,
     requests_until: AtomicU64,
@@ -26,13 +26,13 @@ pub(super) struct Usage {
     pub(super) prompt_tokens: AtomicU64,
     pub(super) output_tokens: AtomicU64,
     /// Bytes held of its bodies.
-    pub(super) held: Arc<Share>,
-    rejected: [AtomicU64; Limit::ALL.len()],
+    pub(super) held: Arc<ClientShare>,
+    rejected: [AtomicU64; KeyLimit::ALL.len()],
 }
 
 /// Limits that can refuse a request with a valid key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Limit {
+pub(crate) enum KeyLimit {
     /// Request rate.
     Rate,
     /// Token rate.
@@ -43,7 +43,7 @@ pub(crate) enum Limit {
     Model,
 }
 
-impl Limit {
+impl KeyLimit {
     pub(crate) const ALL: [Self; 4] = [Self::Rate, Self::Tokens, Self::Concurrency, Self::Model];
 
     /// Label for metrics.
@@ -57,7 +57,7 @@ impl Limit {
     }
 }
 
-impl Usage {
+impl KeyUsage {
     pub(super) fn new() -> Self {
         Self {
             base: Instant::now(),
@@ -76,7 +76,7 @@ impl Usage {
         nanos(self.base.elapsed())
     }
 
-    pub(super) fn take(&self, rate: Rate) -> Result<(), Duration> {
+    pub(super) fn take(&self, rate: RateLimit) -> Result<(), Duration> {
         let now = self.now();
         let mut used = self.requests_until.load(Relaxed);
         loop {
@@ -89,11 +89,11 @@ impl Usage {
     }
 
     /// Checks that tokens are left.
-    pub(super) fn has_tokens(&self, rate: Rate) -> Result<(), Duration> {
+    pub(super) fn has_tokens(&self, rate: RateLimit) -> Result<(), Duration> {
         rate.check(self.tokens_until.load(Relaxed), self.now())
     }
 
-    fn charge(&self, rate: Rate, tokens: u64) {
+    fn charge(&self, rate: RateLimit, tokens: u64) {
         let now = self.now();
         let mut used = self.tokens_until.load(Relaxed);
         while let Err(newer) =
@@ -107,29 +107,29 @@ impl Usage {
         self.running.load(Relaxed)
     }
 
-    pub(super) fn reject(&self, limit: Limit) {
+    pub(super) fn reject(&self, limit: KeyLimit) {
         self.rejected[limit as usize].fetch_add(1, Relaxed);
     }
 
-    pub(super) fn rejected(&self, limit: Limit) -> u64 {
+    pub(super) fn rejected(&self, limit: KeyLimit) -> u64 {
         self.rejected[limit as usize].load(Relaxed)
     }
 }
 
 /// A place in a key's concurrency limit, held as long as the exchange lasts.
 #[derive(Debug)]
-pub(crate) struct Pass(Arc<Key>);
+pub(crate) struct ConcurrencyPass(Arc<ApiKey>);
 
-impl Pass {
+impl ConcurrencyPass {
     /// Takes a place; `None` if all are taken.
-    pub(super) fn try_new(key: &Arc<Key>) -> Option<Self> {
+    pub(super) fn try_new(key: &Arc<ApiKey>) -> Option<Self> {
         let most = key.spec.concurrency.unwrap_or(usize::MAX);
         add_up_to(&key.usage.running, 1, most)?;
         Some(Self(key.clone()))
     }
 
     /// Charges an ended request: its work, and `untold` bytes of text whose tokens no answer has counted.
-    pub(crate) fn done(self, work: Work, untold: u64) {
+    pub(crate) fn done(self, work: WorkDone, untold: u64) {
         let usage = &self.0.usage;
         usage.requests.fetch_add(1, Relaxed);
         usage.prompt_tokens.fetch_add(work.prompt_tokens, Relaxed);
@@ -141,7 +141,7 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for ConcurrencyPass {
     fn drop(&mut self) {
         self.0.usage.running.fetch_sub(1, Relaxed);
     }

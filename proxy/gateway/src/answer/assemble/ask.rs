@@ -10,12 +10,12 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::Kind;
+use super::AnswerFormat;
 use crate::body::gist::{LastRole, ValueGist};
 use crate::body::intake::BodyIntake;
 use crate::body::json_index::JsonIndex;
-use crate::body::splice::{self, Edit};
-use crate::refusal::Refusal;
+use crate::body::splice::{self, ByteEdit};
+use crate::refusal::RequestRefusal;
 
 /// Members of the body that decide. Only their gist is parsed: a client may send megabytes of any of them.
 #[derive(Default, Deserialize)]
@@ -57,7 +57,10 @@ struct StreamableMembers {
 
 /// Turns a request of this kind into a streaming one, if its answer can be assembled. Returns the dialect
 /// of the stream, or `None` if the request is left unchanged.
-pub(crate) async fn ask(kind: Kind, intake: &mut BodyIntake) -> Result<Option<Kind>, Refusal> {
+pub(crate) async fn ask(
+    kind: AnswerFormat,
+    intake: &mut BodyIntake,
+) -> Result<Option<AnswerFormat>, RequestRefusal> {
     if !intake.take_all().await? || intake.is_stream() {
         return Ok(None);
     }
@@ -66,7 +69,7 @@ pub(crate) async fn ask(kind: Kind, intake: &mut BodyIntake) -> Result<Option<Ki
 }
 
 /// Body of the streaming request; `None` if the original body is left unchanged.
-fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
+fn streamed(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
     let asked: StreamableMembers = serde_json::from_slice(body).ok()?;
     if !can_be_assembled(kind, &asked) {
         return None;
@@ -83,19 +86,19 @@ fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
     let mut edits = Vec::new();
     // `"stream":null` means no stream, and is replaced like `false`.
     match index.named(0).last() {
-        Some(stream) => edits.push(Edit { range: stream.value.clone(), text: "true".to_owned() }),
+        Some(stream) => edits.push(ByteEdit { range: stream.value.clone(), text: "true".to_owned() }),
         None => insert.push_str("\"stream\":true,"),
     }
-    if kind == Kind::Chat {
+    if kind == AnswerFormat::Chat {
         insert.push_str("\"stream_options\":{\"include_usage\":true},");
     }
     let begin = index.open + 1;
-    edits.push(Edit { range: begin..begin, text: insert });
+    edits.push(ByteEdit { range: begin..begin, text: insert });
     Some(splice::apply(VecDeque::from([body.clone()]), edits))
 }
 
-fn can_be_assembled(kind: Kind, asked: &StreamableMembers) -> bool {
-    let is_text = matches!(kind, Kind::Text | Kind::Native);
+fn can_be_assembled(kind: AnswerFormat, asked: &StreamableMembers) -> bool {
+    let is_text = matches!(kind, AnswerFormat::Text | AnswerFormat::Native);
     let on = |value: &Option<ValueGist>| value.as_ref().is_some_and(ValueGist::is_on);
     let is_plain = |format: Option<&ValueGist>| {
         let of_text = |format: &ValueGist| format.kind().is_some_and(|kind| kind.is_word("text"));
@@ -112,7 +115,7 @@ fn can_be_assembled(kind: Kind, asked: &StreamableMembers) -> bool {
         && !on(&asked.return_tokens)
         && !on(&asked.verbose)
         && (is_text || !(on(&asked.logprobs) || on(&asked.top_logprobs) || on(&asked.n_probs)))
-        && (is_text || kind == Kind::Chat || (is_one(&asked.n) && is_one(&asked.n_cmpl)))
+        && (is_text || kind == AnswerFormat::Chat || (is_one(&asked.n) && is_one(&asked.n_cmpl)))
         && (is_text || !(asked.json_schema.is_some() || on(&asked.grammar)))
         && !forces_tool(asked.tool_choice.as_ref())
         && is_plain(asked.response_format.as_ref())
@@ -135,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    fn asked(kind: Kind, body: &str) -> Option<String> {
+    fn asked(kind: AnswerFormat, body: &str) -> Option<String> {
         let pieces: Vec<Bytes> = streamed(kind, &Bytes::copy_from_slice(body.as_bytes()))?.into();
         Some(String::from_utf8(pieces.concat()).unwrap())
     }
@@ -143,25 +146,25 @@ mod tests {
     #[test]
     fn only_the_word_stream_changes() {
         for (kind, body, wanted) in [
-            (Kind::Native, r#"{"prompt":"a"}"#, r#"{"stream":true,"prompt":"a"}"#),
+            (AnswerFormat::Native, r#"{"prompt":"a"}"#, r#"{"stream":true,"prompt":"a"}"#),
             (
-                Kind::Native,
+                AnswerFormat::Native,
                 "{ \"prompt\" : \"\\\"stream\\\":false\", \"stream\" :\tfalse }",
                 "{ \"prompt\" : \"\\\"stream\\\":false\", \"stream\" :\ttrue }",
             ),
             (
-                Kind::Text,
+                AnswerFormat::Text,
                 r#"{"x":{"stream":false},"str\u0065am":false,"y":1.50e3}"#,
                 r#"{"x":{"stream":false},"str\u0065am":true,"y":1.50e3}"#,
             ),
-            (Kind::Messages, r#"{"stream":null,"messages":[]}"#, r#"{"stream":true,"messages":[]}"#),
+            (AnswerFormat::Messages, r#"{"stream":null,"messages":[]}"#, r#"{"stream":true,"messages":[]}"#),
             (
-                Kind::Chat,
+                AnswerFormat::Chat,
                 r#"{"stream":false,"messages":[]}"#,
                 r#"{"stream_options":{"include_usage":true},"stream":true,"messages":[]}"#,
             ),
             (
-                Kind::Chat,
+                AnswerFormat::Chat,
                 r#"{"messages":[{"role":"user"}]}"#,
                 r#"{"stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"user"}]}"#,
             ),
@@ -202,14 +205,14 @@ mod tests {
             r#"{"input":[{"role":"assistant"}]}"#,
             r#"{"reasoning_format":"deepseek-legacy"}"#,
         ] {
-            assert_eq!(asked(Kind::Chat, body), None, "{body}");
+            assert_eq!(asked(AnswerFormat::Chat, body), None, "{body}");
         }
-        assert!(asked(Kind::Native, r#"{"n_probs":3,"stop":[],"return_tokens":false}"#).is_some());
-        assert!(asked(Kind::Native, r#"{"grammar":"x","json_schema":{}}"#).is_some());
-        assert!(asked(Kind::Chat, r#"{"input":"x","logprobs":false,"n":2}"#).is_some());
-        assert!(asked(Kind::Chat, r#"{"text":{},"response_format":{"type":"text"}}"#).is_some());
-        assert!(asked(Kind::Messages, r#"{"tool_choice":{"type":"auto"}}"#).is_some());
-        assert!(asked(Kind::Chat, r#"{"tool_choice":"none"}"#).is_some());
-        assert!(asked(Kind::Messages, r#"{"n":2}"#).is_none());
+        assert!(asked(AnswerFormat::Native, r#"{"n_probs":3,"stop":[],"return_tokens":false}"#).is_some());
+        assert!(asked(AnswerFormat::Native, r#"{"grammar":"x","json_schema":{}}"#).is_some());
+        assert!(asked(AnswerFormat::Chat, r#"{"input":"x","logprobs":false,"n":2}"#).is_some());
+        assert!(asked(AnswerFormat::Chat, r#"{"text":{},"response_format":{"type":"text"}}"#).is_some());
+        assert!(asked(AnswerFormat::Messages, r#"{"tool_choice":{"type":"auto"}}"#).is_some());
+        assert!(asked(AnswerFormat::Chat, r#"{"tool_choice":"none"}"#).is_some());
+        assert!(asked(AnswerFormat::Messages, r#"{"n":2}"#).is_none());
     }
 }

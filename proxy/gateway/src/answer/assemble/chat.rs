@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{Fault, append, index, no_stream, ordered};
+use super::{AssemblyError, append, index, no_stream, ordered};
 
 #[derive(Debug, Default)]
-pub(super) struct Chat {
+pub(super) struct ChatAssembly {
     choices: BTreeMap<u64, ChatChoice>,
     /// Top-level fields of the chunk that ends the first choice.
     last: Map<String, Value>,
@@ -33,10 +33,14 @@ struct ChatToolCall {
     arguments: String,
 }
 
-impl Chat {
-    pub(super) fn event(&mut self, mut chunk: Map<String, Value>, size: usize) -> Result<usize, Fault> {
+impl ChatAssembly {
+    pub(super) fn event(
+        &mut self,
+        mut chunk: Map<String, Value>,
+        size: usize,
+    ) -> Result<usize, AssemblyError> {
         let Some(Value::Array(choices)) = chunk.remove("choices") else {
-            return Err(Fault::Strange("an event has no choices"));
+            return Err(AssemblyError::Strange("an event has no choices"));
         };
         let mut grown = 0;
         let mut ends = choices.is_empty();

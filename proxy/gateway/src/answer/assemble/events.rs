@@ -2,7 +2,7 @@
 //! the stream.
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Event<'a> {
+pub(super) struct SseEvent<'a> {
     /// Event name; empty if the event has none.
     pub(super) name: &'a str,
     pub(super) data: &'a str,
@@ -10,11 +10,11 @@ pub(super) struct Event<'a> {
 
 /// Calls `take` for each event until it returns an error. llama-server writes the data of an event on one
 /// line.
-pub(super) fn each<E>(whole: &[u8], mut take: impl FnMut(Event<'_>) -> Result<(), E>) -> Result<(), E> {
+pub(super) fn each<E>(whole: &[u8], mut take: impl FnMut(SseEvent<'_>) -> Result<(), E>) -> Result<(), E> {
     let (text, mut name) = (String::from_utf8_lossy(whole), "");
     for line in text.lines() {
         if let Some(data) = line.strip_prefix("data:") {
-            take(Event { name: std::mem::take(&mut name), data: data.trim_start() })?;
+            take(SseEvent { name: std::mem::take(&mut name), data: data.trim_start() })?;
         } else if let Some(said) = line.strip_prefix("event:") {
             name = said.trim();
         }
@@ -27,13 +27,13 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::protocol::sse::Events;
+    use crate::protocol::sse::EventSplitter;
 
     #[test]
     fn events_come_out_whole_however_the_stream_is_cut() {
         let stream = "event: a\ndata: {\"ü\":1}\n\n:\n\ndata: 2\r\n\r\nevent: b\ndata:3\n\ndata: [DONE]\n\n";
         for size in 1..stream.len() {
-            let mut cutter = Events::new(100);
+            let mut cutter = EventSplitter::new(100);
             let mut all = Vec::new();
             for piece in stream.as_bytes().chunks(size) {
                 let taken = each(&cutter.pass(Bytes::copy_from_slice(piece)), |event| {

@@ -15,29 +15,29 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 use warden_policies::defaults::Upstream;
-use warden_policies::{ModelName, Work};
+use warden_policies::{ModelName, WorkDone};
 
-use super::{AnswerAssembly, Fault, Kind};
+use super::{AnswerAssembly, AnswerFormat, AssemblyError};
 use crate::answer::flight::InFlightRequest;
 use crate::answer::meter::AnswerMeter;
-use crate::backend::attempts::{Backend, RelayedAnswer};
+use crate::backend::attempts::{AnsweringBackend, RelayedAnswer};
 use crate::backend::backends::BackendLease;
 use crate::backend::upstream_conn::UpstreamConn;
-use crate::body::sent::Sent;
+use crate::body::sent::SentBody;
 use crate::protocol::{headers, wire};
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
 /// Counters reported by the stream so far. They are recorded once, on drop if the client leaves early.
-struct Tally<'a> {
+struct StreamTally<'a> {
     meter: AnswerMeter,
     events: u64,
     counted: bool,
     lease: Arc<dyn BackendLease>,
-    sent: Arc<Sent>,
-    work: &'a mut Work,
+    sent: Arc<SentBody>,
+    work: &'a mut WorkDone,
 }
 
-impl Tally<'_> {
+impl StreamTally<'_> {
     /// Records the counters at the end of the stream and returns the meter, for the outcome.
     fn end(mut self, whole: bool) -> AnswerMeter {
         self.count(whole);
@@ -47,13 +47,13 @@ impl Tally<'_> {
     fn count(&mut self, whole: bool) {
         if !std::mem::replace(&mut self.counted, true) {
             let (images, audio) = self.sent.media();
-            *self.work = Work { images, audio, ..self.meter.work((!whole).then_some(self.events)) };
+            *self.work = WorkDone { images, audio, ..self.meter.work((!whole).then_some(self.events)) };
             self.lease.add_work(*self.work);
         }
     }
 }
 
-impl Drop for Tally<'_> {
+impl Drop for StreamTally<'_> {
     fn drop(&mut self) {
         self.count(false);
     }
@@ -66,17 +66,17 @@ async fn next_piece(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<
 
 /// Reads a stream to its end and returns status, head and body of the assembled answer.
 pub(crate) async fn gather(
-    kind: Kind,
+    kind: AnswerFormat,
     relayed: RelayedAnswer,
     flight: &mut InFlightRequest,
     request_id: &HeaderValue,
     config: &Upstream,
-) -> Result<(StatusCode, HeaderMap, Bytes), Refusal> {
+) -> Result<(StatusCode, HeaderMap, Bytes), RequestRefusal> {
     let RelayedAnswer { response, backend, .. } = relayed;
-    let Backend { lease, mut revoked, mut conn, sent, deadline, begins_by, .. } = *backend;
+    let AnsweringBackend { lease, mut revoked, mut conn, sent, deadline, begins_by, .. } = *backend;
     let (mut parts, mut incoming) = response.into_parts();
     let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
-    let mut tally = Tally {
+    let mut tally = StreamTally {
         meter: AnswerMeter::new(config.tail_bytes.in_memory()),
         events: 0,
         counted: false,
@@ -98,7 +98,7 @@ pub(crate) async fn gather(
                     None => piece.await,
                     Some(by) => timeout_at(by, piece).await.map_err(|_| {
                         tracing::debug!("a canary's answer does not begin");
-                        Refusal::Died { model: model.clone() }
+                        RequestRefusal::Died { model: model.clone() }
                     })?,
                 };
                 let Some(piece) = piece else { break };
@@ -108,7 +108,7 @@ pub(crate) async fn gather(
                         lease.broke(print);
                     }
                     lease.doubt();
-                    Refusal::Died { model: model.clone() }
+                    RequestRefusal::Died { model: model.clone() }
                 })?;
                 lease.note_progress(piece.len());
                 tally.meter.feed(&piece);
@@ -130,7 +130,7 @@ pub(crate) async fn gather(
         tokio::select! {
             biased;
             read = timeout_at(deadline, &mut reading) => read.unwrap_or_else(|_| {
-                Err(Refusal::TimedOut { model: model.clone() })
+                Err(RequestRefusal::TimedOut { model: model.clone() })
             }),
             () = &mut revoked => {
                 if let Some(print) = sent.sent_fingerprint() {
@@ -153,15 +153,15 @@ pub(crate) async fn gather(
         meter.tell(trace, false);
     }
     flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
-    let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
+    let strange = |why: &str| RequestRefusal::Garbled { model: model.clone(), why: why.to_owned() };
     let (status, body) = read.and_then(|fault| match fault {
         None => assembly.finish().map(|body| (parts.status, body)).map_err(|fault| match fault {
-            Fault::Strange(why) => strange(why),
+            AssemblyError::Strange(why) => strange(why),
             _ => strange("it cannot be put together"),
         }),
-        Some(Fault::Told(status, body)) => Ok((status, body)),
-        Some(Fault::Strange(why)) => Err(strange(why)),
-        Some(Fault::TooLarge) => Err(strange(&format!(
+        Some(AssemblyError::Told(status, body)) => Ok((status, body)),
+        Some(AssemblyError::Strange(why)) => Err(strange(why)),
+        Some(AssemblyError::TooLarge) => Err(strange(&format!(
             "it is larger than {} bytes (`upstream.assembled_bytes`), so it can only be had as a stream",
             config.assembled_bytes.0
         ))),

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::append;
 
 #[derive(Debug, Default)]
-pub(super) struct Messages {
+pub(super) struct MessagesAssembly {
     message: Option<Map<String, Value>>,
     thinking: String,
     text: String,
@@ -24,7 +24,7 @@ struct ToolUseBlock {
     input: String,
 }
 
-impl Messages {
+impl MessagesAssembly {
     pub(super) fn event(&mut self, mut event: Map<String, Value>) -> usize {
         let at = super::index(&event);
         match event.get("type").and_then(Value::as_str) {

@@ -30,15 +30,15 @@ use http::StatusCode;
 use serde_json::{Map, Value};
 
 pub(crate) use self::ask::ask;
-use self::events::{Event, each};
+use self::events::{SseEvent, each};
 pub(crate) use self::gather::gather;
 use self::numbers::NumberMask;
 pub(crate) use crate::protocol::headers::is_events;
-use crate::protocol::sse::Events;
-use crate::route::Shape;
+use crate::protocol::sse::EventSplitter;
+use crate::route::BodyShape;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AnswerFormat {
     Chat,
     /// OpenAI's text completions.
     Text,
@@ -48,23 +48,23 @@ pub(crate) enum Kind {
     Messages,
 }
 
-impl Kind {
+impl AnswerFormat {
     /// Returns the dialect of a route that generates text.
-    pub(crate) fn of(shape: Shape) -> Option<Self> {
+    pub(crate) fn of(shape: BodyShape) -> Option<Self> {
         Some(match shape {
-            Shape::Chat => Self::Chat,
-            Shape::Completion => Self::Text,
-            Shape::Native => Self::Native,
-            Shape::Responses => Self::Responses,
-            Shape::Messages => Self::Messages,
-            Shape::ChatCount | Shape::ResponsesCount | Shape::MessagesCount => return None,
+            BodyShape::Chat => Self::Chat,
+            BodyShape::Completion => Self::Text,
+            BodyShape::Native => Self::Native,
+            BodyShape::Responses => Self::Responses,
+            BodyShape::Messages => Self::Messages,
+            BodyShape::ChatCount | BodyShape::ResponsesCount | BodyShape::MessagesCount => return None,
         })
     }
 }
 
 /// Reasons why no answer could be assembled.
 #[derive(Debug, PartialEq)]
-enum Fault {
+enum AssemblyError {
     /// The backend reported this error in its stream.
     Told(StatusCode, Bytes),
     /// The stream has an unknown form.
@@ -76,7 +76,7 @@ enum Fault {
 /// State of one stream that is being assembled.
 #[derive(Debug)]
 struct AnswerAssembly {
-    cutter: Events,
+    cutter: EventSplitter,
     parts: FormatAssembly,
     veil: NumberMask,
     events: u64,
@@ -86,41 +86,41 @@ struct AnswerAssembly {
 
 #[derive(Debug)]
 enum FormatAssembly {
-    Chat(chat::Chat),
-    Text(text::Text),
-    Responses(responses::Responses),
-    Messages(messages::Messages),
+    Chat(chat::ChatAssembly),
+    Text(text::CompletionAssembly),
+    Responses(responses::ResponsesAssembly),
+    Messages(messages::MessagesAssembly),
 }
 
 impl AnswerAssembly {
     /// Creates an assembly that holds at most about `limit` bytes.
-    pub(crate) fn new(kind: Kind, limit: usize) -> Self {
+    pub(crate) fn new(kind: AnswerFormat, limit: usize) -> Self {
         let parts = match kind {
-            Kind::Chat => FormatAssembly::Chat(chat::Chat::default()),
-            Kind::Text => FormatAssembly::Text(text::Text::new(true)),
-            Kind::Native => FormatAssembly::Text(text::Text::new(false)),
-            Kind::Responses => FormatAssembly::Responses(responses::Responses::default()),
-            Kind::Messages => FormatAssembly::Messages(messages::Messages::default()),
+            AnswerFormat::Chat => FormatAssembly::Chat(chat::ChatAssembly::default()),
+            AnswerFormat::Text => FormatAssembly::Text(text::CompletionAssembly::new(true)),
+            AnswerFormat::Native => FormatAssembly::Text(text::CompletionAssembly::new(false)),
+            AnswerFormat::Responses => FormatAssembly::Responses(responses::ResponsesAssembly::default()),
+            AnswerFormat::Messages => FormatAssembly::Messages(messages::MessagesAssembly::default()),
         };
-        Self { cutter: Events::new(limit), parts, veil: NumberMask::new(), events: 0, held: 0, limit }
+        Self { cutter: EventSplitter::new(limit), parts, veil: NumberMask::new(), events: 0, held: 0, limit }
     }
 
-    pub(crate) fn feed(&mut self, piece: Bytes) -> Result<(), Fault> {
+    pub(crate) fn feed(&mut self, piece: Bytes) -> Result<(), AssemblyError> {
         let whole = self.cutter.pass(piece);
-        if self.cutter.is_torn() { Err(Fault::TooLarge) } else { self.take(&whole) }
+        if self.cutter.is_torn() { Err(AssemblyError::TooLarge) } else { self.take(&whole) }
     }
 
     /// Handles the end of the stream: the remaining bytes are an event without its blank line.
-    pub(crate) fn end(&mut self) -> Result<(), Fault> {
+    pub(crate) fn end(&mut self) -> Result<(), AssemblyError> {
         let rest = self.cutter.finish();
         self.take(&rest)
     }
 
-    fn take(&mut self, whole: &[u8]) -> Result<(), Fault> {
+    fn take(&mut self, whole: &[u8]) -> Result<(), AssemblyError> {
         each(whole, |event| {
             self.events += 1;
             self.held = self.held.saturating_add(self.parts.event(&event, &self.veil)?);
-            if self.held > self.limit { Err(Fault::TooLarge) } else { Ok(()) }
+            if self.held > self.limit { Err(AssemblyError::TooLarge) } else { Ok(()) }
         })
     }
 
@@ -129,27 +129,27 @@ impl AnswerAssembly {
     }
 
     /// Returns the answer, once the stream has ended.
-    pub(crate) fn finish(self) -> Result<Bytes, Fault> {
+    pub(crate) fn finish(self) -> Result<Bytes, AssemblyError> {
         let answer = match self.parts {
             FormatAssembly::Chat(chat) => chat.finish(),
             FormatAssembly::Text(text) => text.finish(),
             FormatAssembly::Responses(responses) => responses.finish(),
             FormatAssembly::Messages(messages) => messages.finish(),
         };
-        let answer = answer.ok_or(Fault::Strange("it ended before its last event"))?;
+        let answer = answer.ok_or(AssemblyError::Strange("it ended before its last event"))?;
         Ok(Bytes::from(self.veil.unmask_numbers(&answer.to_string())))
     }
 }
 
 impl FormatAssembly {
     /// Adds an event; returns by how many bytes the held state has grown, roughly.
-    fn event(&mut self, event: &Event<'_>, veil: &NumberMask) -> Result<usize, Fault> {
+    fn event(&mut self, event: &SseEvent<'_>, veil: &NumberMask) -> Result<usize, AssemblyError> {
         // With several answers, all but the first begin with a `null`.
         if matches!(event.data, "[DONE]" | "null") {
             return Ok(0);
         }
         let Ok(Value::Object(mut data)) = serde_json::from_str(&veil.mask_numbers(event.data)) else {
-            return Err(Fault::Strange("an event is no JSON object"));
+            return Err(AssemblyError::Strange("an event is no JSON object"));
         };
         if event.name == "error" {
             // Anthropic's dialect sends the error object bare.
@@ -170,11 +170,11 @@ impl FormatAssembly {
 }
 
 /// Converts an error event into the response that llama-server would have sent without a stream.
-fn told(error: Value, veil: &NumberMask) -> Fault {
+fn told(error: Value, veil: &NumberMask) -> AssemblyError {
     let status = error["code"].as_u64().and_then(|code| StatusCode::from_u16(u16::try_from(code).ok()?).ok());
     let status = status.filter(|status| status.is_client_error() || status.is_server_error());
     let body = Map::from_iter([("error".to_owned(), error)]);
-    Fault::Told(
+    AssemblyError::Told(
         status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         Bytes::from(veil.unmask_numbers(&Value::Object(body).to_string())),
     )

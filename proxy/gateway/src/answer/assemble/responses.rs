@@ -6,11 +6,11 @@ use serde_json::{Map, Value, json};
 use super::ordered;
 
 #[derive(Debug, Default)]
-pub(super) struct Responses {
+pub(super) struct ResponsesAssembly {
     response: Option<Value>,
 }
 
-impl Responses {
+impl ResponsesAssembly {
     pub(super) fn event(&mut self, mut event: Map<String, Value>, size: usize) -> usize {
         if event.get("type").is_some_and(|kind| kind == "response.completed") {
             self.response = event.remove("response");

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{Fault, append, index, no_stream};
+use super::{AssemblyError, append, index, no_stream};
 
 #[derive(Debug)]
-pub(super) struct Text {
+pub(super) struct CompletionAssembly {
     openai: bool,
     answers: BTreeMap<u64, CompletionAnswer>,
 }
@@ -20,16 +20,20 @@ struct CompletionAnswer {
     last: Option<Map<String, Value>>,
 }
 
-impl Text {
+impl CompletionAssembly {
     pub(super) fn new(openai: bool) -> Self {
         Self { openai, answers: BTreeMap::new() }
     }
 
-    pub(super) fn event(&mut self, mut event: Map<String, Value>, size: usize) -> Result<usize, Fault> {
+    pub(super) fn event(
+        &mut self,
+        mut event: Map<String, Value>,
+        size: usize,
+    ) -> Result<usize, AssemblyError> {
         let choice = if self.openai {
             match event.get_mut("choices").and_then(|choices| choices.get_mut(0)) {
                 Some(Value::Object(choice)) => choice,
-                _ => return Err(Fault::Strange("an event has no choice")),
+                _ => return Err(AssemblyError::Strange("an event has no choice")),
             }
         } else {
             &mut event

@@ -9,51 +9,51 @@ use http::StatusCode;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
-use super::request::Why;
-use super::{ANSWER, Stop, TIMES};
+use super::request::NoContinuationReason;
+use super::{ANSWER_BASE_BYTES, ANSWER_BYTES_PER_BYTE, ContinuationStop};
 use crate::answer::assemble::is_events;
-use crate::backend::attempts::{Attempts, Backend, RelayedAnswer};
+use crate::backend::attempts::{AnsweringBackend, BackendAttempts, RelayedAnswer};
 use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::message::Message;
-use crate::backend::pool::Pool;
+use crate::backend::message::UpstreamRequest;
+use crate::backend::pool::ConnectionPool;
 use crate::backend::upstream_conn::{IncompleteAnswer, UpstreamConn};
 
 /// Response to a probe, its connection, whether the request was sent completely, and the pool.
-pub(super) type Probed = (http::Response<Incoming>, (UpstreamConn, bool), Arc<Pool>);
+pub(super) type ProbedResponse = (http::Response<Incoming>, (UpstreamConn, bool), Arc<ConnectionPool>);
 
 /// Builds a request of our own with the head of the client's request.
 pub(super) fn beside(
-    message: &Message,
+    message: &UpstreamRequest,
     path: Option<&'static str>,
     body: Vec<u8>,
     streams: bool,
-) -> Result<Message, Why> {
+) -> Result<UpstreamRequest, NoContinuationReason> {
     let beside = message.beside(path, Bytes::from(body), streams);
     beside.ok_or_else(|| "no more of requests may be held now".to_owned())
 }
 
 /// Connection state for questions to the next server.
-pub(super) struct Asking<'a> {
-    pub(super) attempts: Attempts<'a>,
-    pub(super) message: Box<Message>,
+pub(super) struct ContinuationClient<'a> {
+    pub(super) attempts: BackendAttempts<'a>,
+    pub(super) message: Box<UpstreamRequest>,
     pub(super) lease: Arc<dyn BackendLease>,
     pub(super) revoked: BoxFuture<'static, ()>,
     pub(super) deadline: Instant,
 }
 
-impl Asking<'_> {
+impl ContinuationClient<'_> {
     /// Runs `future` until the lease or the deadline ends. Neither of the two is a failure of the server.
-    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Result<T, Stop> {
+    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ContinuationStop> {
         tokio::select! {
             biased;
             done = timeout_at(self.deadline, future) => done.map_err(|_| {
-                Stop::Over("the whole would take longer than `upstream.exchange_timeout`".to_owned())
+                ContinuationStop::Over("the whole would take longer than `upstream.exchange_timeout`".to_owned())
             }),
             () = &mut self.revoked => {
                 if let Some(print) = self.message.sent().print() {
                     self.lease.lost(print);
                 }
-                Err(Stop::Over("the process that followed was stopped, too".to_owned()))
+                Err(ContinuationStop::Over("the process that followed was stopped, too".to_owned()))
             }
         }
     }
@@ -65,56 +65,65 @@ impl Asking<'_> {
         body: Incoming,
         limit: usize,
         is_sent: bool,
-    ) -> Result<Vec<u8>, Stop> {
+    ) -> Result<Vec<u8>, ContinuationStop> {
         self.within(conn.all(body, limit)).await?.map_err(|part| match part {
             IncompleteAnswer::Broken => self.broke(is_sent),
             IncompleteAnswer::TooLong => {
-                Stop::Cannot("the process that follows answers with more than is held".to_owned())
+                ContinuationStop::Cannot("the process that follows answers with more than is held".to_owned())
             }
         })
     }
 
     /// Records a broken connection: the request may have killed the server.
-    fn broke(&self, whole: bool) -> Stop {
+    fn broke(&self, whole: bool) -> ContinuationStop {
         if let Some(print) = self.message.sent().print().filter(|_| whole) {
             self.lease.broke(print);
         }
         self.lease.doubt();
-        Stop::Over("the process that followed ended, too".to_owned())
+        ContinuationStop::Over("the process that followed ended, too".to_owned())
     }
 
     /// Reads the whole response to a probe.
     pub(super) async fn answer(
         &mut self,
-        (response, (mut conn, is_sent), pool): Probed,
-    ) -> Result<Vec<u8>, Stop> {
+        (response, (mut conn, is_sent), pool): ProbedResponse,
+    ) -> Result<Vec<u8>, ContinuationStop> {
         if response.status() != StatusCode::OK {
             let status = response.status();
             return Err(format!("the process that follows answers with {status} when asked for it").into());
         }
-        let most = ANSWER + self.message.json().map_or(0, |body| body.len()).saturating_mul(TIMES);
+        let most = ANSWER_BASE_BYTES
+            + self.message.json().map_or(0, |body| body.len()).saturating_mul(ANSWER_BYTES_PER_BYTE);
         let told = self.all(&mut conn, response.into_body(), most, is_sent).await?;
         pool.put(conn, self.lease.facts());
         Ok(told)
     }
 
     /// Sends a question to `path` and returns the answer.
-    pub(super) async fn ask(&mut self, path: &'static str, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+    pub(super) async fn ask(
+        &mut self,
+        path: &'static str,
+        body: Vec<u8>,
+    ) -> Result<Vec<u8>, ContinuationStop> {
         self.ask_path(Some(path), body).await
     }
 
     /// Sends a question to the client's own route and returns the answer.
-    pub(super) async fn ask_own_route(&mut self, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
+    pub(super) async fn ask_own_route(&mut self, body: Vec<u8>) -> Result<Vec<u8>, ContinuationStop> {
         self.ask_path(None, body).await
     }
 
-    async fn ask_path(&mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
-        let limit = ANSWER + body.len().saturating_mul(TIMES);
+    async fn ask_path(
+        &mut self,
+        path: Option<&'static str>,
+        body: Vec<u8>,
+    ) -> Result<Vec<u8>, ContinuationStop> {
+        let limit = ANSWER_BASE_BYTES + body.len().saturating_mul(ANSWER_BYTES_PER_BYTE);
         let mut message = beside(&self.message, path, body, false)?;
         self.attempts.asks_beside(&mut message);
         let lease = self.lease.clone();
-        let Attempts { upstream, .. } = self.attempts;
-        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
+        let BackendAttempts { upstream, .. } = self.attempts;
+        let asked = self.within(BackendAttempts::once(upstream, &lease, &mut message)).await?;
         let Ok((response, mut conn, pool)) = asked else {
             return Err(self.broke(message.sent().is_whole()));
         };
@@ -132,12 +141,12 @@ impl Asking<'_> {
         mut self,
         path: Option<&'static str>,
         body: Vec<u8>,
-    ) -> Result<RelayedAnswer, Stop> {
+    ) -> Result<RelayedAnswer, ContinuationStop> {
         let mut message = beside(&self.message, path, body, true)?;
         let lease = self.lease.clone();
         self.attempts.asks(&lease, &mut message);
-        let Attempts { upstream, .. } = self.attempts;
-        let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
+        let BackendAttempts { upstream, .. } = self.attempts;
+        let asked = self.within(BackendAttempts::once(upstream, &lease, &mut message)).await?;
         let Ok((response, conn, pool)) = asked else {
             return Err(self.broke(message.sent().is_whole()));
         };
@@ -147,7 +156,8 @@ impl Asking<'_> {
         }
         let Self { lease, revoked, deadline, .. } = self;
         let sent = message.sent();
-        let backend = Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
+        let backend =
+            Box::new(AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
         Ok(RelayedAnswer { response, ahead: VecDeque::new(), backend, kept: None })
     }
 }

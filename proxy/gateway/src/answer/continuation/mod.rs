@@ -35,60 +35,60 @@ mod voice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use warden_policies::Work;
-use warden_supervisor::Kin;
+use warden_policies::WorkDone;
+use warden_supervisor::AnswerIdentity;
 
-use self::asking::{Asking, Probed, beside};
-use self::prefill::Prefill;
-pub(crate) use self::repeat::Repeat;
+use self::asking::{ContinuationClient, ProbedResponse, beside};
+use self::prefill::PrefillContinuation;
+pub(crate) use self::repeat::RepeatTranslator;
 use self::repeat::{PromptShift, SamplingRepeat};
-use self::request::{Settings, Why, Wish};
-use self::rest::Rest;
-pub(crate) use self::transcript::{AnswerTranscript, Stage};
+use self::request::{ContinuationRequest, NoContinuationReason, ProbedSettings};
+use self::rest::RestTranslator;
+pub(crate) use self::transcript::{AnswerStage, AnswerTranscript};
 pub(crate) use self::voice::{DONE, EventTranslator};
-use crate::answer::assemble::Kind;
-use crate::backend::again::{Again, Search};
-use crate::backend::attempts::{Attempts, Backend, RelayedAnswer};
+use crate::answer::assemble::AnswerFormat;
+use crate::backend::again::{BackendSearch, RepeatableRequest};
+use crate::backend::attempts::{AnsweringBackend, BackendAttempts, RelayedAnswer};
 use crate::backend::backends::BackendLease;
-use crate::observe::{Outcome, Record};
-use crate::refusal::Refusal;
+use crate::observe::{RequestOutcome, RequestRecord};
+use crate::refusal::RequestRefusal;
 
 /// Bytes allowed in the answer to one of our questions, apart from what it repeats: settings, tokens, a
 /// prompt.
-const ANSWER: usize = 64 * 1024;
+const ANSWER_BASE_BYTES: usize = 64 * 1024;
 
 /// Bytes of the answer for each byte of the question: a token is listed with its number and its piece.
-const TIMES: usize = 48;
+const ANSWER_BYTES_PER_BYTE: usize = 48;
 
 /// Error with which a stream ends instead.
 #[derive(Debug)]
-pub(crate) struct Cut {
-    pub(crate) outcome: Outcome,
+pub(crate) struct StreamCut {
+    pub(crate) outcome: RequestOutcome,
     pub(crate) words: String,
 }
 
-impl From<Refusal> for Cut {
-    fn from(refusal: Refusal) -> Self {
+impl From<RequestRefusal> for StreamCut {
+    fn from(refusal: RequestRefusal) -> Self {
         Self { outcome: refusal.outcome(), words: refusal.to_string() }
     }
 }
 
 /// Returns whether a request asks for usage counters after the end of its answer.
-pub(crate) fn wants_usage(again: &Again) -> bool {
+pub(crate) fn wants_usage(again: &RepeatableRequest) -> bool {
     let body = again.message.json().unwrap_or_default();
     let body = serde_json::from_slice::<serde_json::Value>(&body);
     body.map_or(true, |body| body["stream_options"]["include_usage"] == true)
 }
 
 /// Returns whether the request has a single answer, so that its end can be recognised.
-pub(crate) fn is_one(again: &Again, heard: &AnswerTranscript) -> bool {
+pub(crate) fn is_one(again: &RepeatableRequest, heard: &AnswerTranscript) -> bool {
     again.message.json().is_some_and(|body| repeat::is_one(heard.kind(), &body).is_ok())
 }
 
 /// Describes the end of the server in words.
-pub(crate) fn describe_server_end(outcome: Outcome) -> &'static str {
+pub(crate) fn describe_server_end(outcome: RequestOutcome) -> &'static str {
     match outcome {
-        Outcome::Revoked => "its process was stopped in the middle of the answer",
+        RequestOutcome::Revoked => "its process was stopped in the middle of the answer",
         _ => "its process ended in the middle of the answer",
     }
 }
@@ -101,65 +101,71 @@ pub(crate) fn instead(died: &str, why: &str) -> String {
 /// Has the rest of an answer computed. `died` is the client's error text if that fails; `paid` is the work
 /// already delivered.
 pub(crate) async fn go_on(
-    again: Again,
+    again: RepeatableRequest,
     heard: Box<AnswerTranscript>,
-    record: &mut Record,
+    record: &mut RequestRecord,
     dead: Arc<dyn BackendLease>,
-    died: Refusal,
-    paid: Work,
-) -> Result<(RelayedAnswer, EventTranslator), Cut> {
+    died: RequestRefusal,
+    paid: WorkDone,
+) -> Result<(RelayedAnswer, EventTranslator), StreamCut> {
     let outcome = died.outcome();
     let words = format!("model `{}`: {}", again.search.model, describe_server_end(outcome));
     let gone_on = compute_rest(again, *heard, record, dead, died, paid).await;
     gone_on.map_err(|stop| match stop {
-        Stop::Cannot(why) | Stop::Over(why) => Cut { outcome, words: instead(&words, &why) },
-        Stop::Refused(refusal) => refusal.into(),
+        ContinuationStop::Cannot(why) | ContinuationStop::Over(why) => {
+            StreamCut { outcome, words: instead(&words, &why) }
+        }
+        ContinuationStop::Refused(refusal) => refusal.into(),
     })
 }
 
 /// Reasons to stop a continuation.
-enum Stop {
+enum ContinuationStop {
     /// This way is impossible; another one may work.
-    Cannot(Why),
+    Cannot(NoContinuationReason),
     /// No way works.
-    Over(Why),
-    Refused(Refusal),
+    Over(NoContinuationReason),
+    Refused(RequestRefusal),
 }
 
-impl From<Why> for Stop {
-    fn from(why: Why) -> Self {
+impl From<NoContinuationReason> for ContinuationStop {
+    fn from(why: NoContinuationReason) -> Self {
         Self::Cannot(why)
     }
 }
 
 async fn compute_rest(
-    again: Again,
+    again: RepeatableRequest,
     heard: AnswerTranscript,
-    record: &mut Record,
+    record: &mut RequestRecord,
     dead: Arc<dyn BackendLease>,
-    died: Refusal,
-    paid: Work,
-) -> Result<(RelayedAnswer, EventTranslator), Stop> {
-    let Again { search, message } = again;
-    let Search { upstream, progress, model, kind: lease_kind, tokens, limits, deadline } = search;
+    died: RequestRefusal,
+    paid: WorkDone,
+) -> Result<(RelayedAnswer, EventTranslator), ContinuationStop> {
+    let RepeatableRequest { search, message } = again;
+    let BackendSearch { upstream, progress, model, kind: lease_kind, tokens, limits, deadline } = search;
     let kind = heard.kind();
-    let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
-    repeat::is_one(kind, &body).map_err(Stop::Over)?;
+    let Some(body) = message.json() else {
+        return Err(ContinuationStop::Over("its request is not kept".to_owned()));
+    };
+    repeat::is_one(kind, &body).map_err(ContinuationStop::Over)?;
     let may_repeat =
         if heard.is_blank() { Ok(SamplingRepeat::Same) } else { repeat::may_repeat(kind, &body) };
-    let kin = dead.kin().map(|kin| Begun { kin, by_canary: dead.is_canary() });
+    let kin = dead.kin().map(|kin| FirstServer { kin, by_canary: dead.is_canary() });
     let prefill = match kin {
-        Some(_) => Prefill::of(&heard, &body),
+        Some(_) => PrefillContinuation::of(&heard, &body),
         None => Err("it is not known what its server was started from".to_owned()),
     };
-    let all = |why: Why, nor: Why, nor_text: Why| {
-        Stop::Over(format!("{why}; and sent once more, {nor}; and as the beginning of a message, {nor_text}"))
+    let all = |why: NoContinuationReason, nor: NoContinuationReason, nor_text: NoContinuationReason| {
+        ContinuationStop::Over(format!(
+            "{why}; and sent once more, {nor}; and as the beginning of a message, {nor_text}"
+        ))
     };
     let planned = TokenContinuation::of(&heard, &body, kin, &may_repeat);
     if let (Err(why), Err(nor), Err(nor_text)) = (&planned, &may_repeat, &prefill) {
         return Err(all(why.clone(), nor.clone(), nor_text.clone()));
     }
-    let mut attempts = Attempts {
+    let mut attempts = BackendAttempts {
         upstream: &upstream,
         record,
         progress: &progress,
@@ -173,47 +179,51 @@ async fn compute_rest(
         died: (!dead.is_canary()).then_some(died),
         patience: Duration::ZERO,
     };
-    let lease =
-        attempts.lease_once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
-    let repeat = |heard| Repeat::of(heard, paid).map(EventTranslator::Repeat).ok_or_else(no_event);
+    let lease = attempts
+        .lease_once_more(dead)
+        .await
+        .map_err(|refusal| ContinuationStop::Refused(attempts.judged(refusal)))?;
+    let repeat = |heard| RepeatTranslator::of(heard, paid).map(EventTranslator::Repeat).ok_or_else(no_event);
     // If the server's own settings decide, ask for them, provided that there is another way.
     let asks_first = may_repeat == Ok(SamplingRepeat::Default) && prefill.is_ok();
     if planned.is_err() && may_repeat.is_ok() && !asks_first {
         let voice = repeat(heard)?;
-        let relayed = attempts.run(lease, message, deadline).await.map_err(Stop::Refused)?;
+        let relayed = attempts.run(lease, message, deadline).await.map_err(ContinuationStop::Refused)?;
         return Ok((relayed, voice));
     }
     let probe = match &planned {
         Ok(plan) => beside(&message, None, plan.wish.probe(), false)?,
-        Err(_) => beside(&message, Some("/completion"), Prefill::settings(), false)?,
+        Err(_) => beside(&message, Some("/completion"), PrefillContinuation::settings(), false)?,
     };
     // All rules for a suspect request apply: it may have to run alone there.
-    let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(Stop::Refused)?;
+    let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
     let RelayedAnswer { response, backend, .. } = probed;
-    let Backend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
-    let mut asking = Asking { attempts, message, lease, revoked, deadline };
+    let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
+    let mut asking = ContinuationClient { attempts, message, lease, revoked, deadline };
     let probed = (response, (conn, sent.sent_fingerprint().is_some()), pool);
     let (why, nor, settings) = match planned {
         Ok(mut plan) => match plan.rest(&mut asking, &heard, probed).await {
             Ok((path, rest, voice)) => {
                 return Ok((asking.stream(path, rest).await?, EventTranslator::Rest(voice)));
             }
-            Err(Stop::Cannot(why)) => match may_repeat.and_then(|draw| draw.known(plan.is_greedy)) {
-                Ok(()) => {
-                    let voice = repeat(heard)?;
-                    return Ok((asking.stream(None, body.to_vec()).await?, voice));
+            Err(ContinuationStop::Cannot(why)) => {
+                match may_repeat.and_then(|draw| draw.known(plan.is_greedy)) {
+                    Ok(()) => {
+                        let voice = repeat(heard)?;
+                        return Ok((asking.stream(None, body.to_vec()).await?, voice));
+                    }
+                    Err(nor) => (why, nor, None),
                 }
-                Err(nor) => (why, nor, None),
-            },
+            }
             Err(stop) => return Err(stop),
         },
         Err(why) => {
             let settings = match asking.answer(probed).await {
                 // The probe's answer is unusable; continue without it.
-                Err(Stop::Cannot(_)) => Vec::new(),
+                Err(ContinuationStop::Cannot(_)) => Vec::new(),
                 told => told?,
             };
-            let is_greedy = Prefill::is_greedy(&settings).ok();
+            let is_greedy = PrefillContinuation::is_greedy(&settings).ok();
             match may_repeat.and_then(|draw| draw.known(is_greedy)) {
                 // The comparison covers what the build does not report.
                 Ok(()) => {
@@ -227,15 +237,16 @@ async fn compute_rest(
     let said = match prefill {
         Ok(_) if !kin.is_some_and(|kin| kin.may_be_continued_by(asking.lease.kin())) => Err(another().into()),
         Ok(prefill) => prefill_request(&mut asking, &prefill, settings, kin.map(|kin| kin.kin)).await,
-        Err(nor_text) => Err(Stop::Cannot(nor_text)),
+        Err(nor_text) => Err(ContinuationStop::Cannot(nor_text)),
     };
     match said {
         Ok((rest, shift)) => {
-            let voice =
-                Repeat::behind(heard, paid, shift).map(EventTranslator::Repeat).ok_or_else(no_event)?;
+            let voice = RepeatTranslator::behind(heard, paid, shift)
+                .map(EventTranslator::Repeat)
+                .ok_or_else(no_event)?;
             Ok((asking.stream(None, rest).await?, voice))
         }
-        Err(Stop::Cannot(nor_text)) => Err(all(why, nor, nor_text)),
+        Err(ContinuationStop::Cannot(nor_text)) => Err(all(why, nor, nor_text)),
         Err(stop) => Err(stop),
     }
 }
@@ -244,16 +255,16 @@ async fn compute_rest(
 /// `settings`: the server's settings, if already known. They are asked for before the prompt, because the
 /// question would take its slot.
 async fn prefill_request(
-    asking: &mut Asking<'_>,
-    prefill: &Prefill,
+    asking: &mut ContinuationClient<'_>,
+    prefill: &PrefillContinuation,
     settings: Option<Vec<u8>>,
-    kin: Option<Kin>,
-) -> Result<(Vec<u8>, PromptShift), Stop> {
+    kin: Option<AnswerIdentity>,
+) -> Result<(Vec<u8>, PromptShift), ContinuationStop> {
     let settings = match settings {
         Some(settings) => settings,
-        None => asking.ask("/completion", Prefill::settings()).await?,
+        None => asking.ask("/completion", PrefillContinuation::settings()).await?,
     };
-    Prefill::is_greedy(&settings)?;
+    PrefillContinuation::is_greedy(&settings)?;
     let tokens = spelling::counted(&asking.ask("/tokenize", spelling::count(&prefill.text)).await?)?;
     let rest = prefill.rest(tokens, kin.and_then(|kin| kin.answer_tokens))?;
     let first = prefill.counted(&asking.ask_own_route(prefill.first()).await?)?;
@@ -265,21 +276,21 @@ async fn prefill_request(
             spelling::counted(&asking.ask("/tokenize", spelling::count(text)).await?)?
         };
         let now = prefill.counted(&asking.ask_own_route(prefill.second(text)).await?)?;
-        Prefill::shows(&first, before.as_ref(), &now, (text, spelled))?;
+        PrefillContinuation::shows(&first, before.as_ref(), &now, (text, spelled))?;
         before = Some(now);
     }
-    Ok((rest, Prefill::shift(&first, tokens)))
+    Ok((rest, PrefillContinuation::shift(&first, tokens)))
 }
 
 /// Identity of the server that began an answer.
 #[derive(Clone, Copy)]
-struct Begun {
-    kin: Kin,
+struct FirstServer {
+    kin: AnswerIdentity,
     /// The server was a canary.
     by_canary: bool,
 }
 
-impl Begun {
+impl FirstServer {
     /// Returns whether a server with this identity may compute the rest: it needs the same command, binary
     /// and files.
     ///
@@ -287,7 +298,7 @@ impl Begun {
     /// Both have the same vocabulary. The own build computes the rest from the prompt as it renders it and
     /// from exactly the text that the client has, so the whole is an answer that this build might have
     /// given.
-    fn may_be_continued_by(self, next: Option<Kin>) -> bool {
+    fn may_be_continued_by(self, next: Option<AnswerIdentity>) -> bool {
         let Some(next) = next else { return false };
         next == self.kin
             || self.by_canary
@@ -296,18 +307,18 @@ impl Begun {
     }
 }
 
-fn another() -> Why {
+fn another() -> NoContinuationReason {
     "the process that follows was started from something else".to_owned()
 }
 
-fn no_event() -> Stop {
-    Stop::Over("it has no event".to_owned())
+fn no_event() -> ContinuationStop {
+    ContinuationStop::Over("it has no event".to_owned())
 }
 
 /// An answer that can be continued by its tokens, as far as that is known without asking the server.
 struct TokenContinuation {
-    wish: Wish,
-    kin: Begun,
+    wish: ContinuationRequest,
+    kin: FirstServer,
     /// The next server gives the same answer to the same request each time.
     is_greedy: Option<bool>,
 }
@@ -316,19 +327,19 @@ impl TokenContinuation {
     fn of(
         heard: &AnswerTranscript,
         body: &[u8],
-        kin: Option<Begun>,
-        may_repeat: &Result<SamplingRepeat, Why>,
-    ) -> Result<Self, Why> {
+        kin: Option<FirstServer>,
+        may_repeat: &Result<SamplingRepeat, NoContinuationReason>,
+    ) -> Result<Self, NoContinuationReason> {
         let kind = heard.kind();
         heard.is_plain()?;
-        let mut wish = Wish::of(kind, body)?;
+        let mut wish = ContinuationRequest::of(kind, body)?;
         if wish.is_shaped() && *may_repeat == Ok(SamplingRepeat::Same) {
             // The raw answer may have blanks and fences around the text that the client does not have.
             return Err("it has a shape, and can be had to the letter".to_owned());
         }
         // Withheld tokens of a text are drawn again. In llama-server's own dialect the client has those
         // tokens, though not their text.
-        if heard.withholds() && (kind == Kind::Native || !wish.stops()) {
+        if heard.withholds() && (kind == AnswerFormat::Native || !wish.stops()) {
             return Err("its last tokens have no text, or stop words may begin there".to_owned());
         }
         if heard.text().contains('\u{FFFD}') && heard.all_token_ids().is_none() {
@@ -346,10 +357,10 @@ impl TokenContinuation {
     /// client's request.
     async fn rest(
         &mut self,
-        asking: &mut Asking<'_>,
+        asking: &mut ContinuationClient<'_>,
         heard: &AnswerTranscript,
-        probed: Probed,
-    ) -> Result<(Option<&'static str>, Vec<u8>, Rest), Stop> {
+        probed: ProbedResponse,
+    ) -> Result<(Option<&'static str>, Vec<u8>, RestTranslator), ContinuationStop> {
         let kind = heard.kind();
         let wish = &self.wish;
         let frame = heard.frame.clone().ok_or_else(no_event)?;
@@ -358,7 +369,7 @@ impl TokenContinuation {
         }
         let told = asking.answer(probed).await?;
         self.is_greedy = request::is_greedy(kind, &told);
-        let settings = Settings::of(kind, &told)?;
+        let settings = ProbedSettings::of(kind, &told)?;
         match (wish.is_shaped(), settings.has_shape()) {
             (true, true) if settings.is_greedy => return Err("it has a shape".to_owned().into()),
             (false, true) => return Err("its server computes with `grammar`".to_owned().into()),
@@ -374,7 +385,9 @@ impl TokenContinuation {
             }
         };
         let rendered = match kind {
-            Kind::Chat => Some(spelling::rendered(&asking.ask("/apply-template", wish.template()).await?)?),
+            AnswerFormat::Chat => {
+                Some(spelling::rendered(&asking.ask("/apply-template", wish.template()).await?)?)
+            }
             _ => None,
         };
         if let Some(rendered) = &rendered
@@ -401,7 +414,7 @@ impl TokenContinuation {
             // A vocabulary that tokenizes the text differently leads to a refusal.
             let is_in_place = match asking.ask("/completion", measure).await {
                 Ok(answer) => request::is_in_place(&answer),
-                Err(Stop::Cannot(_)) => false,
+                Err(ContinuationStop::Cannot(_)) => false,
                 Err(stop) => return Err(stop),
             };
             if !is_in_place {
@@ -409,7 +422,7 @@ impl TokenContinuation {
             }
         }
         let rest = wish.rest(&settings, rendered, &ids, text);
-        let voice = Rest {
+        let voice = RestTranslator {
             kind,
             frame,
             delivered: ids.len() as u64,
@@ -419,7 +432,7 @@ impl TokenContinuation {
             wants_usage: wish.wants_usage,
             ended: false,
         };
-        Ok(((kind == Kind::Chat).then_some("/completion"), rest, voice))
+        Ok(((kind == AnswerFormat::Chat).then_some("/completion"), rest, voice))
     }
 }
 
@@ -429,8 +442,8 @@ mod tests {
 
     #[test]
     fn only_a_canary_is_gone_on_with_by_another_binary_and_by_nothing_else() {
-        let kin = |made_of, but_for_binary| Kin { made_of, but_for_binary, answer_tokens: None };
-        let begun = |by_canary| Begun { kin: kin(1, 7), by_canary };
+        let kin = |made_of, but_for_binary| AnswerIdentity { made_of, but_for_binary, answer_tokens: None };
+        let begun = |by_canary| FirstServer { kin: kin(1, 7), by_canary };
         for by_canary in [false, true] {
             assert!(begun(by_canary).may_be_continued_by(Some(kin(1, 7))));
             assert!(
@@ -440,7 +453,7 @@ mod tests {
             assert!(!begun(by_canary).may_be_continued_by(None));
             assert_eq!(begun(by_canary).may_be_continued_by(Some(kin(2, 7))), by_canary);
         }
-        let shorter = Kin { answer_tokens: Some(5), ..kin(2, 7) };
+        let shorter = AnswerIdentity { answer_tokens: Some(5), ..kin(2, 7) };
         assert!(!begun(true).may_be_continued_by(Some(shorter)));
     }
 }

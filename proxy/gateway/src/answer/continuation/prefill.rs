@@ -20,10 +20,10 @@ use serde_json::{Map, Value, json};
 use warden_policies::units::{exact, scale};
 
 use super::repeat::PromptShift;
-use super::request::{Why, bytes, has_no_state, is_greedy, untold};
+use super::request::{NoContinuationReason, bytes, has_no_state, is_greedy, untold};
 use super::spelling;
-use super::transcript::{AnswerTranscript, Stage};
-use crate::answer::assemble::Kind;
+use super::transcript::{AnswerStage, AnswerTranscript};
+use crate::answer::assemble::AnswerFormat;
 
 /// Members of a request that limit the length of its answer, over all routes.
 const LIMIT_MEMBERS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
@@ -53,34 +53,34 @@ const STATEFUL_MEMBERS: [&str; 12] = [
 
 /// A request and the part of its answer that the client has.
 #[derive(Debug)]
-pub(super) struct Prefill {
-    kind: Kind,
+pub(super) struct PrefillContinuation {
+    kind: AnswerFormat,
     body: Map<String, Value>,
     pub(super) text: String,
 }
 
 /// A server's counters for a request for one token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(super) struct PrefillCounts {
     pub(super) prompt: u64,
     /// Prompt tokens that were cached.
     cached: u64,
     text: String,
 }
 
-impl Prefill {
+impl PrefillContinuation {
     /// Reads the whole body as it was sent to the dead server. The error says why the text cannot be
     /// continued like this.
-    pub(super) fn of(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, Why> {
+    pub(super) fn of(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, NoContinuationReason> {
         let kind = heard.kind();
         let why = |why: &str| Err(why.to_owned());
-        if !matches!(kind, Kind::Chat | Kind::Messages | Kind::Responses) {
+        if !matches!(kind, AnswerFormat::Chat | AnswerFormat::Messages | AnswerFormat::Responses) {
             return why("its route has no messages");
         }
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
             return why("the request is no JSON object");
         };
-        if heard.stage() != Stage::Going {
+        if heard.stage() != AnswerStage::Going {
             return why("its counters are what it lacks");
         }
         let Some(text) = heard.one_text() else {
@@ -102,11 +102,11 @@ impl Prefill {
             return why("it has to call a tool");
         }
         let turns = match kind {
-            Kind::Responses => "input",
+            AnswerFormat::Responses => "input",
             _ => "messages",
         };
         match body.get(turns) {
-            Some(Value::String(_)) if kind == Kind::Responses => {}
+            Some(Value::String(_)) if kind == AnswerFormat::Responses => {}
             Some(Value::Array(turns)) if turns.iter().all(is_of_texts) => {
                 if turns.last().is_none_or(|last| last["role"] == "assistant") {
                     return why("its last message is the beginning of the answer");
@@ -160,7 +160,7 @@ impl Prefill {
 
     /// Builds the request for the rest of an answer of which the client has `had` tokens. `own`: the token
     /// limit that the server applies to requests without one.
-    pub(super) fn rest(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, Why> {
+    pub(super) fn rest(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, NoContinuationReason> {
         let mut body = self.begun(&self.text);
         let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
         let full = || "it is as long as it may be".to_owned();
@@ -172,9 +172,9 @@ impl Prefill {
             is_limited = true;
         }
         // A default limit would begin to count at zero again.
-        let of_route = (self.kind == Kind::Messages).then_some(DEFAULT_MESSAGE_TOKENS);
+        let of_route = (self.kind == AnswerFormat::Messages).then_some(DEFAULT_MESSAGE_TOKENS);
         if let Some(most) = [own, of_route].into_iter().flatten().min().filter(|_| !is_limited) {
-            let name = if self.kind == Kind::Responses { "max_output_tokens" } else { "max_tokens" };
+            let name = if self.kind == AnswerFormat::Responses { "max_output_tokens" } else { "max_tokens" };
             body.insert(name.to_owned(), json!(left(most).ok_or_else(full)?));
         }
         body.insert("stream".to_owned(), json!(true));
@@ -188,26 +188,26 @@ impl Prefill {
 
     /// Returns whether the same request gets the same answer each time, read from the answer to
     /// [`Self::settings`]. The error names a setting with a state that the next process does not have.
-    pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, Why> {
+    pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, NoContinuationReason> {
         let told: Value = serde_json::from_slice(answer).unwrap_or_default();
         let settings = &told["generation_settings"];
         if !settings.is_object() {
             return Err(untold());
         }
         has_no_state(settings, &["grammar"])?;
-        Ok(is_greedy(Kind::Native, answer).unwrap_or(false))
+        Ok(is_greedy(AnswerFormat::Native, answer).unwrap_or(false))
     }
 
     /// Reads the counters from the answer to a request for one token.
-    pub(super) fn counted(&self, answer: &[u8]) -> Result<Counted, Why> {
+    pub(super) fn counted(&self, answer: &[u8]) -> Result<PrefillCounts, NoContinuationReason> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let usage = &answer["usage"];
         let (prompt, cached) = match self.kind {
-            Kind::Messages => {
+            AnswerFormat::Messages => {
                 let cached = usage["cache_read_input_tokens"].as_u64();
                 (usage["input_tokens"].as_u64().zip(cached).map(|(new, cached)| new + cached), cached)
             }
-            Kind::Responses => {
+            AnswerFormat::Responses => {
                 (usage["input_tokens"].as_u64(), usage["input_tokens_details"]["cached_tokens"].as_u64())
             }
             _ => (usage["prompt_tokens"].as_u64(), usage["prompt_tokens_details"]["cached_tokens"].as_u64()),
@@ -216,8 +216,8 @@ impl Prefill {
             return Err("its build does not tell what it knew of a prompt".to_owned());
         };
         let text = match self.kind {
-            Kind::Chat => text_of(&answer["choices"][0]["message"]["content"]),
-            Kind::Messages => text_of(&answer["content"]),
+            AnswerFormat::Chat => text_of(&answer["choices"][0]["message"]["content"]),
+            AnswerFormat::Messages => text_of(&answer["content"]),
             _ => answer["output"]
                 .as_array()
                 .into_iter()
@@ -225,18 +225,18 @@ impl Prefill {
                 .map(|item| text_of(&item["content"]))
                 .collect(),
         };
-        Ok(Counted { prompt, cached, text })
+        Ok(PrefillCounts { prompt, cached, text })
     }
 
     /// Checks that an answer shows a server that continues after a beginning of the text, which has
     /// `tokens` tokens. `first`: its answer without the text; `before`: its answer with the previous,
     /// shorter beginning, if any.
     pub(super) fn shows(
-        first: &Counted,
-        before: Option<&Counted>,
-        now: &Counted,
+        first: &PrefillCounts,
+        before: Option<&PrefillCounts>,
+        now: &PrefillCounts,
         (text, tokens): (&str, u64),
-    ) -> Result<(), Why> {
+    ) -> Result<(), NoContinuationReason> {
         // The one drawn token may be part of the text. The last token of a beginning may differ in a longer
         // one.
         let known = match before {
@@ -256,13 +256,13 @@ impl Prefill {
     }
 
     /// Returns the correction of counters for a text of `tokens` tokens that was in the prompt.
-    pub(super) fn shift(first: &Counted, tokens: u64) -> PromptShift {
+    pub(super) fn shift(first: &PrefillCounts, tokens: u64) -> PromptShift {
         PromptShift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
     }
 
     fn begun(&self, text: &str) -> Map<String, Value> {
         let mut body = self.body.clone();
-        if self.kind == Kind::Responses {
+        if self.kind == AnswerFormat::Responses {
             let turn = json!({ "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": text }] });
             let before = body.shift_remove("input").unwrap_or_default();
             let mut turns = match before {
@@ -281,7 +281,7 @@ impl Prefill {
         for name in LIMIT_MEMBERS.iter().chain(&["stream_options", "return_progress", "timings_per_token"]) {
             body.shift_remove(*name);
         }
-        let limit = if self.kind == Kind::Responses { "max_output_tokens" } else { "max_tokens" };
+        let limit = if self.kind == AnswerFormat::Responses { "max_output_tokens" } else { "max_tokens" };
         body.insert(limit.to_owned(), json!(1));
         body.insert("stream".to_owned(), json!(false));
         body

@@ -6,7 +6,7 @@ fn named(event: &Value) -> String {
     format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
 }
 
-fn heard(kind: Kind, events: &str) -> AnswerTranscript {
+fn heard(kind: AnswerFormat, events: &str) -> AnswerTranscript {
     let mut heard = AnswerTranscript::of(kind, 1 << 20);
     heard.feed(events.as_bytes());
     assert_eq!(heard.lost(), None, "{events}");
@@ -20,7 +20,7 @@ fn message(block: &str, text: &str) -> AnswerTranscript {
         json!({ "type": "content_block_start", "index": 0, "content_block": { "type": block, "text": "" } }),
         json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } }),
     ];
-    heard(Kind::Messages, &events.iter().map(named).collect::<String>())
+    heard(AnswerFormat::Messages, &events.iter().map(named).collect::<String>())
 }
 
 fn response(text: &str) -> AnswerTranscript {
@@ -31,7 +31,7 @@ fn response(text: &str) -> AnswerTranscript {
         json!({ "type": "response.content_part.added", "item_id": "i", "part": { "type": "output_text", "text": "" } }),
         json!({ "type": "response.output_text.delta", "item_id": "i", "delta": text }),
     ];
-    heard(Kind::Responses, &events.iter().map(named).collect::<String>())
+    heard(AnswerFormat::Responses, &events.iter().map(named).collect::<String>())
 }
 
 fn chat(text: &str) -> AnswerTranscript {
@@ -39,7 +39,7 @@ fn chat(text: &str) -> AnswerTranscript {
         format!("data: {}\n\n", json!({ "id": "c", "choices": [{ "index": 0, "delta": delta }] }))
     };
     heard(
-        Kind::Chat,
+        AnswerFormat::Chat,
         &(chunk(json!({ "role": "assistant", "content": null })) + &chunk(json!({ "content": text }))),
     )
 }
@@ -48,8 +48,8 @@ fn turns() -> Value {
     json!([{ "role": "user", "content": "tell" }])
 }
 
-fn of(heard: &AnswerTranscript, body: &Value) -> Result<Prefill, Why> {
-    Prefill::of(heard, body.to_string().as_bytes())
+fn of(heard: &AnswerTranscript, body: &Value) -> Result<PrefillContinuation, NoContinuationReason> {
+    PrefillContinuation::of(heard, body.to_string().as_bytes())
 }
 
 #[test]
@@ -146,9 +146,10 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
         prefill.counted(answer.to_string().as_bytes()).unwrap()
     };
     let first = said(50, 2, "Once");
-    let shows = |second: &Counted| Prefill::shows(&first, None, second, ("Once", 3)).is_ok();
+    let shows =
+        |second: &PrefillCounts| PrefillContinuation::shows(&first, None, second, ("Once", 3)).is_ok();
     assert!(shows(&said(3, 52, "Once upon")) && shows(&said(2, 53, "Once upon")));
-    assert_eq!(Prefill::shift(&first, 3), PromptShift { tokens: 3, evaluated: 50 });
+    assert_eq!(PrefillContinuation::shift(&first, 3), PromptShift { tokens: 3, evaluated: 50 });
     // Another message begins, the beginning differs, its slot is gone, or the same was requested before.
     for second in [
         said(8, 52, "On"),
@@ -161,10 +162,12 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
     }
     // Older builds do not repeat the text, and strip blanks after it. A single token may be equal by chance.
     assert!(!shows(&said(3, 52, " upon")));
-    assert!(Prefill::shows(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
+    assert!(PrefillContinuation::shows(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
     // Each step has the previous one in its cache.
     let second = said(3, 52, "Once upon");
-    let next = |now: &Counted| Prefill::shows(&first, Some(&second), now, ("Once upon a time", 8)).is_ok();
+    let next = |now: &PrefillCounts| {
+        PrefillContinuation::shows(&first, Some(&second), now, ("Once upon a time", 8)).is_ok()
+    };
     assert!(next(&said(5, 55, "Once upon a time there")) && next(&said(7, 53, "Once upon a time there")));
     assert!(!next(&said(60, 0, "Once upon a time there")) && !next(&said(9, 51, "Once upon a time there")));
     assert!(prefill.counted(br#"{"usage":{"input_tokens":9}}"#).is_err(), "an old build");
@@ -173,7 +176,7 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
 #[test]
 fn the_servers_own_settings_have_a_state_or_not() {
     let of = |settings: Value| {
-        Prefill::is_greedy(json!({ "generation_settings": settings }).to_string().as_bytes())
+        PrefillContinuation::is_greedy(json!({ "generation_settings": settings }).to_string().as_bytes())
     };
     let plain = json!({ "grammar": "", "mirostat": 0, "n_probs": 0, "adaptive_target": -1.0, "temperature": 0.8, "top_k": 40 });
     assert_eq!(of(plain), Ok(false));

@@ -5,12 +5,12 @@
 
 use serde_json::{Map, Value};
 
-use super::said::{Channel, Item, What};
-use crate::answer::assemble::Kind;
+use super::said::{AnswerItem, ChannelKind, TextChannel};
+use crate::answer::assemble::AnswerFormat;
 
 /// Progress of an answer that one event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum AnswerStep {
     On,
     /// The answer has its finish reason; `counted`: its counters, too.
     Finished {
@@ -23,32 +23,32 @@ pub(super) enum Step {
 
 /// Content of one event.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Reading {
-    pub(super) items: Vec<Item>,
-    pub(super) step: Step,
+pub(super) struct EventReading {
+    pub(super) items: Vec<AnswerItem>,
+    pub(super) step: AnswerStep,
 }
 
-impl Reading {
-    const NOTHING: Self = Self { items: Vec::new(), step: Step::On };
+impl EventReading {
+    const NOTHING: Self = Self { items: Vec::new(), step: AnswerStep::On };
 
-    fn text(channel: Channel, text: &str) -> Self {
-        Self { items: vec![Item::Text(channel, text.to_owned())], step: Step::On }
+    fn text(channel: TextChannel, text: &str) -> Self {
+        Self { items: vec![AnswerItem::Text(channel, text.to_owned())], step: AnswerStep::On }
     }
 
     fn mark(mark: String, names: Vec<String>) -> Self {
-        Self { items: vec![Item::Mark(mark, names)], step: Step::On }
+        Self { items: vec![AnswerItem::Mark(mark, names)], step: AnswerStep::On }
     }
 
     fn done() -> Self {
-        Self { items: Vec::new(), step: Step::Done }
+        Self { items: Vec::new(), step: AnswerStep::Done }
     }
 }
 
 /// Reason why a stream cannot be continued elsewhere.
-pub(super) type Why = &'static str;
+pub(super) type UnreadableReason = &'static str;
 
 /// Splits an event into its name, if any, and its data.
-pub(super) fn parts(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), Why> {
+pub(super) fn parts(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), UnreadableReason> {
     let odd = "its events are not written as llama-server writes them";
     let (name, line) = match event.strip_prefix(b"event: ") {
         Some(rest) => {
@@ -62,15 +62,15 @@ pub(super) fn parts(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), Why> {
 }
 
 /// Reads the JSON object that is the data of an event.
-pub(super) fn read(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Why> {
+pub(super) fn read(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     if event.get("error").is_some_and(|error| !error.is_null()) {
         return Err("its server reported an error");
     }
     match kind {
-        Kind::Native => read_native(event),
-        Kind::Chat | Kind::Text => choice(kind, event),
-        Kind::Messages => read_messages_event(event),
-        Kind::Responses => read_responses_event(event),
+        AnswerFormat::Native => read_native(event),
+        AnswerFormat::Chat | AnswerFormat::Text => choice(kind, event),
+        AnswerFormat::Messages => read_messages_event(event),
+        AnswerFormat::Responses => read_responses_event(event),
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn is_progress(event: &Map<String, Value>) -> bool {
 }
 
 /// Reads an event in llama-server's own dialect.
-fn read_native(event: &Map<String, Value>) -> Result<Reading, Why> {
+fn read_native(event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     if event.contains_key("completion_probabilities") {
         return Err("it has probabilities");
     }
@@ -88,23 +88,23 @@ fn read_native(event: &Map<String, Value>) -> Result<Reading, Why> {
         return Err("there are several answers");
     }
     let Some(Value::String(text)) = event.get("content") else { return Err("an event has no text") };
-    let mut reading = Reading::text(Channel::CONTENT, text);
+    let mut reading = EventReading::text(TextChannel::CONTENT, text);
     if event.get("stop") == Some(&Value::Bool(true)) {
-        reading.step = Step::Done;
+        reading.step = AnswerStep::Done;
     }
     Ok(reading)
 }
 
 /// Reads an event in `OpenAI`'s dialect.
-fn choice(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Why> {
+fn choice(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     if event.contains_key("__verbose") {
         return Err("it tells what debugging needs");
     }
     let counted = event.get("usage").is_some_and(Value::is_object);
     let Some(Value::Array(choices)) = event.get("choices") else { return Err("an event has no choices") };
     let choice = match &choices[..] {
-        [] if counted => return Ok(Reading { items: Vec::new(), step: Step::Counted }),
-        [] => return Ok(Reading::NOTHING),
+        [] if counted => return Ok(EventReading { items: Vec::new(), step: AnswerStep::Counted }),
+        [] => return Ok(EventReading::NOTHING),
         [Value::Object(choice)] => choice,
         _ => return Err("there are several answers"),
     };
@@ -115,29 +115,31 @@ fn choice(kind: Kind, event: &Map<String, Value>) -> Result<Reading, Why> {
         return Err("it has probabilities");
     }
     let mut reading = match kind {
-        Kind::Chat => Reading { items: delta(choice.get("delta"))?, step: Step::On },
+        AnswerFormat::Chat => EventReading { items: delta(choice.get("delta"))?, step: AnswerStep::On },
         _ => match choice.get("text") {
-            Some(Value::String(text)) => Reading::text(Channel::CONTENT, text),
+            Some(Value::String(text)) => EventReading::text(TextChannel::CONTENT, text),
             _ => return Err("an event has no text"),
         },
     };
     if let Some(reason) = choice.get("finish_reason").filter(|reason| !reason.is_null()) {
-        reading.items.push(Item::Mark(format!("finish {reason}"), Vec::new()));
-        reading.step = Step::Finished { counted };
+        reading.items.push(AnswerItem::Mark(format!("finish {reason}"), Vec::new()));
+        reading.step = AnswerStep::Finished { counted };
     }
     Ok(reading)
 }
 
 /// Returns the items that a chat chunk adds.
-fn delta(delta: Option<&Value>) -> Result<Vec<Item>, Why> {
+fn delta(delta: Option<&Value>) -> Result<Vec<AnswerItem>, UnreadableReason> {
     let Some(Value::Object(delta)) = delta else { return Err("an event has no delta") };
     let mut items = Vec::new();
     for (name, value) in delta {
         match (name.as_str(), value) {
             ("role", _) | (_, Value::Null) => {}
-            ("content", Value::String(text)) => items.push(Item::Text(Channel::CONTENT, text.clone())),
+            ("content", Value::String(text)) => {
+                items.push(AnswerItem::Text(TextChannel::CONTENT, text.clone()))
+            }
             ("reasoning_content", Value::String(text)) => {
-                items.push(Item::Text(Channel::REASONING, text.clone()));
+                items.push(AnswerItem::Text(TextChannel::REASONING, text.clone()));
             }
             ("tool_calls", Value::Array(calls)) => match &calls[..] {
                 [] => {}
@@ -150,7 +152,7 @@ fn delta(delta: Option<&Value>) -> Result<Vec<Item>, Why> {
     Ok(items)
 }
 
-fn read_tool_call(call: &Value, items: &mut Vec<Item>) -> Result<(), Why> {
+fn read_tool_call(call: &Value, items: &mut Vec<AnswerItem>) -> Result<(), UnreadableReason> {
     let odd = "a call of a tool is not written as llama-server writes one";
     let Some(index) = call["index"].as_u64() else { return Err(odd) };
     let function = &call["function"];
@@ -162,10 +164,10 @@ fn read_tool_call(call: &Value, items: &mut Vec<Item>) -> Result<(), Why> {
     let (id, name) = (text(&call["id"])?, text(&function["name"])?);
     if id.is_some() || name.is_some() {
         let named = format!("call {index} {}", name.as_deref().unwrap_or_default());
-        items.push(Item::Mark(named, id.into_iter().collect()));
+        items.push(AnswerItem::Mark(named, id.into_iter().collect()));
     }
     if let Some(arguments) = text(&function["arguments"])? {
-        items.push(Item::Text(Channel { what: What::Arguments, index }, arguments));
+        items.push(AnswerItem::Text(TextChannel { what: ChannelKind::Arguments, index }, arguments));
     }
     Ok(())
 }
@@ -175,12 +177,12 @@ fn names<const N: usize>(of: &Value, members: [&str; N]) -> Vec<String> {
     members.into_iter().filter_map(|member| Some(of[member].as_str()?.to_owned())).collect()
 }
 
-fn read_messages_event(event: &Map<String, Value>) -> Result<Reading, Why> {
+fn read_messages_event(event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     let member = |name: &str| event.get(name).unwrap_or(&Value::Null);
     let index = member("index").as_u64();
     let numbered = || index.ok_or("a block of it has no number");
     Ok(match member("type").as_str().unwrap_or_default() {
-        "message_start" => Reading::mark("start".to_owned(), names(member("message"), ["id"])),
+        "message_start" => EventReading::mark("start".to_owned(), names(member("message"), ["id"])),
         "content_block_start" => {
             let block = member("content_block");
             if ["text", "thinking"]
@@ -192,59 +194,59 @@ fn read_messages_event(event: &Map<String, Value>) -> Result<Reading, Why> {
             let (kind, name) = (block["type"].as_str(), block["name"].as_str());
             let mark =
                 format!("block {} {} {}", numbered()?, kind.unwrap_or_default(), name.unwrap_or_default());
-            Reading::mark(mark, names(block, ["id"]))
+            EventReading::mark(mark, names(block, ["id"]))
         }
         "content_block_delta" => {
             let (delta, index) = (member("delta"), numbered()?);
             let (what, text) = match delta["type"].as_str().unwrap_or_default() {
-                "text_delta" => (What::Content, &delta["text"]),
-                "thinking_delta" => (What::Reasoning, &delta["thinking"]),
-                "input_json_delta" => (What::Arguments, &delta["partial_json"]),
-                "signature_delta" => return Ok(Reading::mark(format!("signature {index}"), Vec::new())),
+                "text_delta" => (ChannelKind::Content, &delta["text"]),
+                "thinking_delta" => (ChannelKind::Reasoning, &delta["thinking"]),
+                "input_json_delta" => (ChannelKind::Arguments, &delta["partial_json"]),
+                "signature_delta" => return Ok(EventReading::mark(format!("signature {index}"), Vec::new())),
                 _ => return Err("it has more than text, thoughts and calls of tools"),
             };
             let Some(text) = text.as_str() else { return Err("an event has no text") };
-            Reading::text(Channel { what, index }, text)
+            EventReading::text(TextChannel { what, index }, text)
         }
-        "content_block_stop" => Reading::mark(format!("stop {}", numbered()?), Vec::new()),
-        "message_delta" => Reading::mark(format!("end {}", member("delta")["stop_reason"]), Vec::new()),
-        "message_stop" => Reading::done(),
-        "ping" => Reading::NOTHING,
+        "content_block_stop" => EventReading::mark(format!("stop {}", numbered()?), Vec::new()),
+        "message_delta" => EventReading::mark(format!("end {}", member("delta")["stop_reason"]), Vec::new()),
+        "message_stop" => EventReading::done(),
+        "ping" => EventReading::NOTHING,
         _ => return Err("it has events that are not known"),
     })
 }
 
-fn read_responses_event(event: &Map<String, Value>) -> Result<Reading, Why> {
+fn read_responses_event(event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     let member = |name: &str| event.get(name).unwrap_or(&Value::Null);
     let kind = member("type").as_str().unwrap_or_default();
     let what = match kind {
-        "response.output_text.delta" => What::Content,
-        "response.reasoning_text.delta" => What::Reasoning,
-        "response.function_call_arguments.delta" => What::Arguments,
+        "response.output_text.delta" => ChannelKind::Content,
+        "response.reasoning_text.delta" => ChannelKind::Reasoning,
+        "response.function_call_arguments.delta" => ChannelKind::Arguments,
         "response.created" => {
-            return Ok(Reading::mark("created".to_owned(), names(member("response"), ["id"])));
+            return Ok(EventReading::mark("created".to_owned(), names(member("response"), ["id"])));
         }
-        "response.in_progress" | "response.queued" => return Ok(Reading::NOTHING),
+        "response.in_progress" | "response.queued" => return Ok(EventReading::NOTHING),
         "response.output_item.added" => {
             let item = member("item");
             let name = item["name"].as_str().unwrap_or_default();
-            return Ok(Reading::mark(
+            return Ok(EventReading::mark(
                 format!("item {} {name}", item["type"]),
                 names(item, ["id", "call_id"]),
             ));
         }
         "response.content_part.added" => {
-            return Ok(Reading::mark(format!("part {}", member("part")["type"]), Vec::new()));
+            return Ok(EventReading::mark(format!("part {}", member("part")["type"]), Vec::new()));
         }
         "response.output_text.done"
         | "response.reasoning_text.done"
         | "response.function_call_arguments.done"
         | "response.content_part.done"
-        | "response.output_item.done" => return Ok(Reading::mark(kind.to_owned(), Vec::new())),
-        "response.completed" | "response.incomplete" => return Ok(Reading::done()),
+        | "response.output_item.done" => return Ok(EventReading::mark(kind.to_owned(), Vec::new())),
+        "response.completed" | "response.incomplete" => return Ok(EventReading::done()),
         "error" | "response.failed" => return Err("its server reported an error"),
         _ => return Err("it has events that are not known"),
     };
     let Some(text) = member("delta").as_str() else { return Err("an event has no text") };
-    Ok(Reading::text(Channel { what, index: member("output_index").as_u64().unwrap_or(0) }, text))
+    Ok(EventReading::text(TextChannel { what, index: member("output_index").as_u64().unwrap_or(0) }, text))
 }

@@ -14,25 +14,26 @@
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use warden_policies::Work;
+use warden_policies::WorkDone;
 
-use super::reading::{self, Reading, Step, is_progress};
+use super::reading::{self, AnswerStep, EventReading, is_progress};
 use super::request::prompt;
-use super::said::{ContentComparison, Item, KnownPart, What};
+use super::said::{AnswerItem, ChannelKind, ContentComparison, KnownPart};
 use super::transcript::AnswerTranscript;
-use super::voice::{DONE, SAME, Why, put, set};
-use crate::answer::assemble::Kind;
+use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, put, set};
+use crate::answer::assemble::AnswerFormat;
 
 /// Error for a second answer that differs from the first.
-const DIFFERENT_ANSWER: Why = "asked for the same again, the process that follows says something else";
+const DIFFERENT_ANSWER: MismatchReason =
+    "asked for the same again, the process that follows says something else";
 
 /// Members whose value is an identifier within one answer.
 const ID_MEMBERS: [&str; 3] = ["id", "item_id", "call_id"];
 
 /// State of an answer that is computed once more from its beginning.
 #[derive(Debug)]
-pub(crate) struct Repeat {
-    kind: Kind,
+pub(crate) struct RepeatTranslator {
+    kind: AnswerFormat,
     /// The first event of the stream.
     frame: Map<String, Value>,
     had: ContentComparison,
@@ -50,7 +51,7 @@ pub(crate) struct Repeat {
     /// Part of the answer that was in the second server's prompt.
     shift: Option<PromptShift>,
     /// Work that the client has; counted whether or not the rest arrives.
-    paid: Work,
+    paid: WorkDone,
     is_ended: bool,
 }
 
@@ -85,7 +86,7 @@ impl SamplingRepeat {
 }
 
 /// Decides whether the answer to a request can be expected to be the same again. The error says why not.
-pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<SamplingRepeat, String> {
+pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepeat, String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
     };
@@ -96,7 +97,7 @@ pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<SamplingRepeat, Stri
     let is_greedy =
         !mirostat && (temperature.is_some_and(|temperature| temperature <= 0.0) || top_k == Some(1));
     // -1 and u32::MAX mean a random seed each time. The messages route passes no seed on.
-    let seed = member("seed").filter(|_| kind != Kind::Messages).and_then(Value::as_u64);
+    let seed = member("seed").filter(|_| kind != AnswerFormat::Messages).and_then(Value::as_u64);
     let has_seed = seed.is_some_and(|seed| seed < u64::from(u32::MAX));
     match (is_greedy || has_seed, member("temperature")) {
         (true, _) => Ok(SamplingRepeat::Same),
@@ -109,7 +110,7 @@ pub(super) fn may_repeat(kind: Kind, body: &[u8]) -> Result<SamplingRepeat, Stri
 /// Checks that a request has a single answer, in events that can be read to its end. The error says why
 /// not. Several answers may come one after the other, and the end of the first would look like the end of
 /// all.
-pub(super) fn is_one(kind: Kind, body: &[u8]) -> Result<(), String> {
+pub(super) fn is_one(kind: AnswerFormat, body: &[u8]) -> Result<(), String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
     };
@@ -125,22 +126,22 @@ pub(super) fn is_one(kind: Kind, body: &[u8]) -> Result<(), String> {
     {
         return Err(format!("`{name}` asks for more than the answer"));
     }
-    if matches!(kind, Kind::Text | Kind::Native) && member("prompt").is_some() {
+    if matches!(kind, AnswerFormat::Text | AnswerFormat::Native) && member("prompt").is_some() {
         prompt(member("prompt"))?;
     }
     let tells = |name: &str| match member("response_fields") {
         Some(Value::Array(fields)) => fields.iter().any(|field| field == name),
         _ => true,
     };
-    if kind == Kind::Native && !(tells("stop") && tells("content")) {
+    if kind == AnswerFormat::Native && !(tells("stop") && tells("content")) {
         return Err("`response_fields` leave out what shows its end".to_owned());
     }
     Ok(())
 }
 
-impl Repeat {
+impl RepeatTranslator {
     /// Starts from what a client has; `None` if that contains no event.
-    pub(crate) fn of(heard: AnswerTranscript, paid: Work) -> Option<Self> {
+    pub(crate) fn of(heard: AnswerTranscript, paid: WorkDone) -> Option<Self> {
         let kind = heard.kind();
         let AnswerTranscript { said, frame, counted, with_count, sequence, .. } = heard;
         Some(Self {
@@ -159,7 +160,7 @@ impl Repeat {
     }
 
     /// Like [`Self::of`], for an answer whose beginning was in the prompt.
-    pub(super) fn behind(heard: AnswerTranscript, paid: Work, shift: PromptShift) -> Option<Self> {
+    pub(super) fn behind(heard: AnswerTranscript, paid: WorkDone, shift: PromptShift) -> Option<Self> {
         let mut repeat = Self::of(heard, paid)?;
         repeat.shift = Some(shift);
         Some(repeat)
@@ -180,15 +181,15 @@ impl Repeat {
     }
 
     /// Returns the work of the answer as the client got it.
-    pub(crate) fn work(&self, all: Work) -> Work {
+    pub(crate) fn work(&self, all: WorkDone) -> WorkDone {
         let Some(PromptShift { tokens, evaluated }) = self.shift.filter(|_| !self.is_catching_up()) else {
             return if self.is_catching_up() { self.paid } else { all };
         };
-        Work { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
+        WorkDone { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
     }
 
     /// Translates complete events of the second answer into the events missing at the client.
-    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
+    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::new();
         let mut name = None;
         for line in whole.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end) {
@@ -204,7 +205,7 @@ impl Repeat {
         Ok(out.into())
     }
 
-    fn event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, data: &[u8]) -> Result<(), Why> {
+    fn event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, data: &[u8]) -> Result<(), MismatchReason> {
         if data == b"[DONE]" {
             self.is_ended = true;
             if self.is_catching_up() {
@@ -224,18 +225,18 @@ impl Repeat {
             return Ok(());
         }
         let was_over = self.had.is_over();
-        let Reading { items, step } = reading::read(self.kind, &event)?;
+        let EventReading { items, step } = reading::read(self.kind, &event)?;
         let has_items = !items.is_empty();
         let is_new = self.compare(items, &mut event)?;
-        let ends = step == Step::Done;
+        let ends = step == AnswerStep::Done;
         if ends && self.is_catching_up() {
             return Err(DIFFERENT_ANSWER);
         }
         let is_said = match self.kind {
-            Kind::Native => ends || self.has_new_tokens(&event, is_new, was_over)?,
-            Kind::Chat if was_over && !is_new => is_news_to_chat(&mut event, step),
+            AnswerFormat::Native => ends || self.has_new_tokens(&event, is_new, was_over)?,
+            AnswerFormat::Chat if was_over && !is_new => is_news_to_chat(&mut event, step),
             // The client already has the event that begins the response.
-            Kind::Responses if step == Step::On && !has_items => false,
+            AnswerFormat::Responses if step == AnswerStep::On && !has_items => false,
             _ => is_new || was_over,
         };
         self.is_ended |= ends;
@@ -247,31 +248,35 @@ impl Repeat {
     }
 
     /// Removes what the client has from an event. Returns whether anything else is left.
-    fn compare(&mut self, items: Vec<Item>, event: &mut Map<String, Value>) -> Result<bool, Why> {
+    fn compare(
+        &mut self,
+        items: Vec<AnswerItem>,
+        event: &mut Map<String, Value>,
+    ) -> Result<bool, MismatchReason> {
         let mut is_new = false;
         for item in items {
             match item {
-                Item::Text(_, text) if text.is_empty() => {}
-                Item::Text(channel, text) => match self
+                AnswerItem::Text(_, text) if text.is_empty() => {}
+                AnswerItem::Text(channel, text) => match self
                     .had
                     .text(channel, &text)
                     .map_err(|_| DIFFERENT_ANSWER)?
                 {
                     KnownPart::Nothing => is_new = true,
                     KnownPart::All => cut_text(self.kind, event, channel.what, ""),
-                    KnownPart::Part(_) if self.kind == Kind::Native => return Err(DIFFERENT_ANSWER),
+                    KnownPart::Part(_) if self.kind == AnswerFormat::Native => return Err(DIFFERENT_ANSWER),
                     KnownPart::Part(bytes) => {
                         cut_text(self.kind, event, channel.what, text.get(bytes..).ok_or(DIFFERENT_ANSWER)?);
                         is_new = true;
                     }
                 },
-                Item::Mark(mark, names) => {
+                AnswerItem::Mark(mark, names) => {
                     match self.had.mark(&mark, &names).map_err(|_| DIFFERENT_ANSWER)? {
                         None => is_new = true,
                         Some(own) => {
                             let names = names.into_iter().map(String::into_boxed_str);
                             self.names.extend(names.zip(own).filter(|(other, own)| other != own));
-                            if self.kind == Kind::Chat {
+                            if self.kind == AnswerFormat::Chat {
                                 strip_call_head(event);
                             }
                         }
@@ -289,7 +294,7 @@ impl Repeat {
         event: &Map<String, Value>,
         is_new: bool,
         was_over: bool,
-    ) -> Result<bool, Why> {
+    ) -> Result<bool, MismatchReason> {
         let counted = event.get("tokens_predicted").and_then(Value::as_u64).filter(|_| !is_progress(event));
         let is_had = counted.is_some_and(|counted| {
             self.came = if self.came.0 == counted { (counted, self.came.1 + 1) } else { (counted, 1) };
@@ -303,8 +308,8 @@ impl Repeat {
 
     /// Writes an event with the identifiers that the client knows.
     fn tell(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
-        if matches!(self.kind, Kind::Chat | Kind::Text) && !event.contains_key("error") {
-            for name in SAME {
+        if matches!(self.kind, AnswerFormat::Chat | AnswerFormat::Text) && !event.contains_key("error") {
+            for name in SHARED_MEMBERS {
                 if let Some(value) = self.frame.get(name) {
                     set(&mut event, name, value.clone());
                 }
@@ -352,15 +357,15 @@ impl Repeat {
 }
 
 /// Returns whether a chat event without text is news to the client, who has the role already.
-fn is_news_to_chat(event: &mut Map<String, Value>, step: Step) -> bool {
+fn is_news_to_chat(event: &mut Map<String, Value>, step: AnswerStep) -> bool {
     let delta = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let Some(Value::Object(delta)) = delta else { return true };
     let had_role = delta.shift_remove("role").is_some();
-    step != Step::On || !had_role || is_progress(event)
+    step != AnswerStep::On || !had_role || is_progress(event)
 }
 
 /// Replaces a text in an event by its remaining part.
-fn cut_text(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) {
+fn cut_text(kind: AnswerFormat, event: &mut Map<String, Value>, what: ChannelKind, rest: &str) {
     let at = |event: &mut Map<String, Value>, path: &[&str]| -> Option<()> {
         let (first, path) = path.split_first()?;
         let mut value = event.get_mut(*first)?;
@@ -374,17 +379,17 @@ fn cut_text(kind: Kind, event: &mut Map<String, Value>, what: What, rest: &str) 
         Some(())
     };
     let path: &[&str] = match (kind, what) {
-        (Kind::Native, _) => &["content"],
-        (Kind::Text, _) => &["choices", "0", "text"],
-        (Kind::Chat, What::Content) => &["choices", "0", "delta", "content"],
-        (Kind::Chat, What::Reasoning) => &["choices", "0", "delta", "reasoning_content"],
-        (Kind::Chat, What::Arguments) => {
+        (AnswerFormat::Native, _) => &["content"],
+        (AnswerFormat::Text, _) => &["choices", "0", "text"],
+        (AnswerFormat::Chat, ChannelKind::Content) => &["choices", "0", "delta", "content"],
+        (AnswerFormat::Chat, ChannelKind::Reasoning) => &["choices", "0", "delta", "reasoning_content"],
+        (AnswerFormat::Chat, ChannelKind::Arguments) => {
             &["choices", "0", "delta", "tool_calls", "0", "function", "arguments"]
         }
-        (Kind::Messages, What::Content) => &["delta", "text"],
-        (Kind::Messages, What::Reasoning) => &["delta", "thinking"],
-        (Kind::Messages, What::Arguments) => &["delta", "partial_json"],
-        (Kind::Responses, _) => &["delta"],
+        (AnswerFormat::Messages, ChannelKind::Content) => &["delta", "text"],
+        (AnswerFormat::Messages, ChannelKind::Reasoning) => &["delta", "thinking"],
+        (AnswerFormat::Messages, ChannelKind::Arguments) => &["delta", "partial_json"],
+        (AnswerFormat::Responses, _) => &["delta"],
     };
     at(event, path);
 }

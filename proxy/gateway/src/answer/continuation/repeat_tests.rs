@@ -23,15 +23,15 @@ fn named(event: &Value) -> String {
     format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
 }
 
-fn repeat(kind: Kind, heard: &str) -> Repeat {
+fn repeat(kind: AnswerFormat, heard: &str) -> RepeatTranslator {
     let mut transcript = AnswerTranscript::of(kind, LIMIT);
     transcript.feed(heard.as_bytes());
     assert_eq!(transcript.lost(), None, "{heard}");
-    Repeat::of(transcript, Work::default()).unwrap()
+    RepeatTranslator::of(transcript, WorkDone::default()).unwrap()
 }
 
 /// Returns what a client that has `heard` gets of the repeated answer.
-fn behind(kind: Kind, heard: &str, again: &str) -> Result<String, Why> {
+fn behind(kind: AnswerFormat, heard: &str, again: &str) -> Result<String, MismatchReason> {
     let mut repeat = repeat(kind, heard);
     let mut told = String::new();
     for event in again.split_inclusive("\n\n") {
@@ -76,7 +76,8 @@ fn wherever_a_chat_ended_the_client_has_one_answer() {
     for pieces in [["so", " it", "Hel", "lo"], ["so it", "", "Hello", ""], ["s", "o it", "He", "llo"]] {
         let again = answer("two!", "y", pieces) + &end("two!");
         for begun in beginnings(&first) {
-            let told = behind(Kind::Chat, &begun, &again).unwrap_or_else(|why| panic!("{begun}: {why}"));
+            let told =
+                behind(AnswerFormat::Chat, &begun, &again).unwrap_or_else(|why| panic!("{begun}: {why}"));
             let whole = texts(&(begun.clone() + &told));
             assert_eq!(whole, texts(&(first.clone() + &end("one"))), "{begun}\n{told}");
             assert!(!told.contains("two!") && !told.contains("\"y\"") || !begun.contains("\"x\""), "{told}");
@@ -121,11 +122,11 @@ fn whatever_else_is_said_ends_it() {
                 &json!({ "tool_calls": [{ "index": 0, "id": "x", "function": { "name": "f" } }] }),
             ),
     ] {
-        assert_eq!(behind(Kind::Chat, &begun, &again), Err(DIFFERENT_ANSWER), "{again}");
+        assert_eq!(behind(AnswerFormat::Chat, &begun, &again), Err(DIFFERENT_ANSWER), "{again}");
     }
-    assert!(behind(Kind::Chat, &begun, "data: nonsense\n\n").is_err());
+    assert!(behind(AnswerFormat::Chat, &begun, "data: nonsense\n\n").is_err());
     let error = "data: {\"error\":{\"message\":\"full\"}}\n\n";
-    assert_eq!(behind(Kind::Chat, &begun, error).as_deref(), Ok(error), "its own words");
+    assert_eq!(behind(AnswerFormat::Chat, &begun, error).as_deref(), Ok(error), "its own words");
 }
 
 #[test]
@@ -158,7 +159,7 @@ fn messages_go_on_with_their_blocks() {
     let first = answer("msg_1", "tool_1");
     let again = answer("msg_2", "tool_2");
     for begun in beginnings(&first).filter(|begun| !begun.contains("message_stop")) {
-        let told = behind(Kind::Messages, &begun, &again).unwrap();
+        let told = behind(AnswerFormat::Messages, &begun, &again).unwrap();
         let whole = begun.clone() + &told;
         assert_eq!(whole.replace("tool_2", "tool_1"), first, "{begun}");
         assert!(!(begun.contains("tool_1") && told.contains("tool_2")));
@@ -189,7 +190,7 @@ fn responses_go_on_with_their_names_and_numbers() {
         + &answer("b", 1).collect::<String>();
     for had in 1..first.len() {
         let begun = first[..had].concat();
-        let told = behind(Kind::Responses, &begun, &again).unwrap();
+        let told = behind(AnswerFormat::Responses, &begun, &again).unwrap();
         let names = told.replace("msg_b", if had < 2 { "msg_a" } else { "msg_b" });
         assert_eq!(begun + &names, first.concat(), "{had}");
     }
@@ -203,7 +204,7 @@ fn responses_go_on_with_their_names_and_numbers() {
             &json!({ "type": "response.in_progress", "response": { "id": "resp_b" }, "sequence_number": 1 }),
         )
         + &answer("b", 2).skip(1).collect::<String>();
-    let told = behind(Kind::Responses, &begun, &again).unwrap();
+    let told = behind(AnswerFormat::Responses, &begun, &again).unwrap();
     let whole = told.replace("_b", "_a");
     assert_eq!(whole, answer("a", 1).skip(1).collect::<String>());
 }
@@ -218,25 +219,25 @@ fn llama_servers_own_tokens_are_not_told_twice() {
     let all = [one("a", 1), one("", 2), one("", 3), one("bcd", 4)];
     let again = all.concat() + end;
     for had in 1..all.len() {
-        let told = behind(Kind::Native, &all[..had].concat(), &again).unwrap();
+        let told = behind(AnswerFormat::Native, &all[..had].concat(), &again).unwrap();
         assert_eq!(all[..had].concat() + &told, again, "{had}");
     }
     // Tokens that were drafted together: each event counts all of them.
     let all = [one("a", 1), one("b", 4), one("c", 4), one("", 4), one("d", 6), one("e", 6)];
     let again = all.concat() + end;
     for had in 1..all.len() {
-        let told = behind(Kind::Native, &all[..had].concat(), &again).unwrap();
+        let told = behind(AnswerFormat::Native, &all[..had].concat(), &again).unwrap();
         assert_eq!(all[..had].concat() + &told, again, "{had}");
     }
     // Other tokens for the same text are a different answer.
     assert_eq!(
-        behind(Kind::Native, &one("ab", 1), &(one("a", 1) + &one("bc", 2) + end)),
+        behind(AnswerFormat::Native, &one("ab", 1), &(one("a", 1) + &one("bc", 2) + end)),
         Err(DIFFERENT_ANSWER)
     );
     // A build that does not count tokens.
     let one = |text: &str| format!("data: {}\n\n", json!({ "content": text, "stop": false }));
     let again = one("a") + &one("b") + &one("c") + end;
-    assert_eq!(behind(Kind::Native, &(one("a") + &one("b")), &again).unwrap(), one("c") + end);
+    assert_eq!(behind(AnswerFormat::Native, &(one("a") + &one("b")), &again).unwrap(), one("c") + end);
 }
 
 #[test]
@@ -249,7 +250,7 @@ fn a_completion_keeps_its_name_and_counts_all() {
     };
     let begun = one("one", "a", Value::Null);
     let again = one("two", "ab", Value::Null) + &one("two", "", json!("length")) + "data: [DONE]\n\n";
-    let told = behind(Kind::Text, &begun, &again).unwrap();
+    let told = behind(AnswerFormat::Text, &begun, &again).unwrap();
     assert_eq!(told, one("one", "b", Value::Null) + &one("one", "", json!("length")) + "data: [DONE]\n\n");
 }
 
@@ -259,21 +260,21 @@ fn what_had_no_token_is_begun_with_its_names_and_one_role() {
         + &delta("two", &json!({ "role": "assistant", "content": "a" }))
         + &chunk("two", &json!({}), &json!("stop"))
         + "data: [DONE]\n\n";
-    let told = behind(Kind::Chat, &role("one"), &again).unwrap();
+    let told = behind(AnswerFormat::Chat, &role("one"), &again).unwrap();
     let wanted = delta("one", &json!({ "content": "a" })) + &chunk("one", &json!({}), &json!("stop"));
     assert_eq!(told, wanted + "data: [DONE]\n\n");
     assert!(
-        Repeat::of(AnswerTranscript::of(Kind::Chat, LIMIT), Work::default()).is_none(),
+        RepeatTranslator::of(AnswerTranscript::of(AnswerFormat::Chat, LIMIT), WorkDone::default()).is_none(),
         "no event, no names"
     );
 }
 
 #[test]
 fn what_the_client_has_is_paid_for_once() {
-    let work = |output_tokens| Work { output_tokens, ..Work::default() };
-    let mut transcript = AnswerTranscript::of(Kind::Chat, LIMIT);
+    let work = |output_tokens| WorkDone { output_tokens, ..WorkDone::default() };
+    let mut transcript = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
     transcript.feed((role("one") + &delta("one", &json!({ "content": "ab" }))).as_bytes());
-    let mut repeat = Repeat::of(transcript, work(2)).unwrap();
+    let mut repeat = RepeatTranslator::of(transcript, work(2)).unwrap();
     repeat.say(delta("two", &json!({ "content": "a" })).as_bytes()).unwrap();
     assert_eq!(repeat.work(work(1)), work(2), "the other server has not said more yet");
     repeat.say(delta("two", &json!({ "content": "bc" })).as_bytes()).unwrap();
@@ -292,7 +293,7 @@ fn only_what_is_drawn_the_same_way_is_asked_for_again() {
         json!({ "temperature": 1, "seed": 7 }),
         json!({ "mirostat": 2, "seed": 7 }),
     ] {
-        assert!(may(Kind::Chat, &body), "{body}");
+        assert!(may(AnswerFormat::Chat, &body), "{body}");
     }
     for body in [
         json!({ "temperature": 0.1 }),
@@ -302,9 +303,9 @@ fn only_what_is_drawn_the_same_way_is_asked_for_again() {
         json!({ "temperature": 0, "mirostat": 1 }),
         json!([]),
     ] {
-        assert!(!may(Kind::Chat, &body), "{body}");
+        assert!(!may(AnswerFormat::Chat, &body), "{body}");
     }
-    assert!(!may(Kind::Messages, &json!({ "temperature": 1, "seed": 7 })), "no seed comes there");
+    assert!(!may(AnswerFormat::Messages, &json!({ "temperature": 1, "seed": 7 })), "no seed comes there");
 }
 
 #[test]
@@ -316,7 +317,7 @@ fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
         json!({ "prompt": "a", "response_fields": ["content", "stop"] }),
         json!({ "input_prefix": "a" }),
     ] {
-        assert!(one(Kind::Native, body.clone()), "{body}");
+        assert!(one(AnswerFormat::Native, body.clone()), "{body}");
     }
     for body in [
         json!({ "prompt": ["a", "b"] }),
@@ -327,12 +328,12 @@ fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
         json!({ "prompt": "a", "response_fields": ["content"] }),
         json!([]),
     ] {
-        assert!(!one(Kind::Native, body.clone()), "{body}");
+        assert!(!one(AnswerFormat::Native, body.clone()), "{body}");
     }
     for body in [json!({ "n": 2 }), json!({ "logprobs": true }), json!({ "verbose": true })] {
-        assert!(!one(Kind::Chat, body.clone()), "{body}");
+        assert!(!one(AnswerFormat::Chat, body.clone()), "{body}");
     }
-    assert!(one(Kind::Chat, json!({ "messages": [] })), "it has no prompt");
+    assert!(one(AnswerFormat::Chat, json!({ "messages": [] })), "it has no prompt");
 }
 
 #[test]
@@ -353,16 +354,16 @@ fn what_stood_in_the_prompt_counts_as_answer() {
             )
             + &named(&json!({ "type": "message_stop" }))
     };
-    let mut transcript = AnswerTranscript::of(Kind::Messages, LIMIT);
+    let mut transcript = AnswerTranscript::of(AnswerFormat::Messages, LIMIT);
     transcript.feed(message("one", "Once").as_bytes());
     let shift = PromptShift { tokens: 3, evaluated: 50 };
-    let mut repeat = Repeat::behind(transcript, Work::default(), shift).unwrap();
+    let mut repeat = RepeatTranslator::behind(transcript, WorkDone::default(), shift).unwrap();
     assert!(repeat.is_catching_up());
     let told = repeat.say((message("two", "Once upon") + &end(4)).as_bytes()).unwrap();
     let delta = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": " upon" } });
     assert_eq!(told, named(&delta) + &end(7));
-    let work = Work { prompt_tokens: 1, output_tokens: 4, ..Work::default() };
-    assert_eq!(repeat.work(work), Work { prompt_tokens: 50, output_tokens: 7, ..Work::default() });
+    let work = WorkDone { prompt_tokens: 1, output_tokens: 4, ..WorkDone::default() };
+    assert_eq!(repeat.work(work), WorkDone { prompt_tokens: 50, output_tokens: 7, ..WorkDone::default() });
     let mut told = json!({ "usage": { "input_tokens": 60, "output_tokens": 2, "total_tokens": 62, "input_tokens_details": { "cached_tokens": 59 } },
         "timings": { "cache_n": 59, "prompt_n": 1, "predicted_n": 2 } });
     shift_counts(told.as_object_mut().unwrap(), 3);

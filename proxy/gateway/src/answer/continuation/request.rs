@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use super::spelling::{THOUGHT_END, unknown_marks};
-use crate::answer::assemble::Kind;
+use crate::answer::assemble::AnswerFormat;
 
 /// Reason why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
-pub(crate) type Why = String;
+pub(crate) type NoContinuationReason = String;
 
 /// Sampling members: passed on unchanged.
 const SAMPLING_MEMBERS: [&str; 30] = [
@@ -49,7 +49,7 @@ const SAMPLING_MEMBERS: [&str; 30] = [
 const XTC_MEMBERS: [&str; 2] = ["xtc_probability", "xtc_threshold"];
 
 /// Members that do not affect tokens, or that are set again for the rest.
-const BESIDE: [&str; 15] = [
+const NEUTRAL_MEMBERS: [&str; 15] = [
     "max_completion_tokens",
     "max_tokens",
     "metadata",
@@ -75,17 +75,17 @@ const TEMPLATE_MEMBERS: [&str; 4] =
 const SHAPE_MEMBERS: [&str; 3] = ["grammar", "json_schema", "response_format"];
 
 /// Fields needed from the last event of a chat's rest.
-const LAST: [&str; 8] =
+const LAST_EVENT_FIELDS: [&str; 8] =
     ["content", "index", "stop", "stop_type", "timings", "tokens_evaluated", "tokens_predicted", "truncated"];
 
 /// Tokens of a probe: enough to show whether the build's chat parser strips anything from the beginning of
 /// an answer.
-const PROBE: u64 = 8;
+const PROBE_TOKENS: u64 = 8;
 
 /// A request that can be continued by its tokens.
 #[derive(Debug)]
-pub(super) struct Wish {
-    kind: Kind,
+pub(super) struct ContinuationRequest {
+    kind: AnswerFormat,
     body: Map<String, Value>,
     /// Token limit of the whole answer, if the client set one.
     pub(super) limit: Option<u64>,
@@ -93,9 +93,9 @@ pub(super) struct Wish {
     pub(super) wants_usage: bool,
 }
 
-impl Wish {
+impl ContinuationRequest {
     /// Reads the whole body as it was sent to the dead server.
-    pub(super) fn of(kind: Kind, body: &[u8]) -> Result<Self, Why> {
+    pub(super) fn of(kind: AnswerFormat, body: &[u8]) -> Result<Self, NoContinuationReason> {
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
             return Err("the request is no JSON object".to_owned());
         };
@@ -105,7 +105,7 @@ impl Wish {
             }
         }
         match kind {
-            Kind::Chat => messages(body.get("messages"))?,
+            AnswerFormat::Chat => messages(body.get("messages"))?,
             _ => prompt(body.get("prompt"))?,
         }
         let limit = limit(&body)?;
@@ -121,8 +121,8 @@ impl Wish {
         }
         body.insert("stream".to_owned(), json!(false));
         body.insert("verbose".to_owned(), json!(true));
-        body.insert("n_predict".to_owned(), json!(PROBE));
-        body.insert("max_tokens".to_owned(), json!(PROBE));
+        body.insert("n_predict".to_owned(), json!(PROBE_TOKENS));
+        body.insert("max_tokens".to_owned(), json!(PROBE_TOKENS));
         bytes(body)
     }
 
@@ -144,7 +144,7 @@ impl Wish {
     /// Builds the request for the rest: the prompt and the delivered tokens, which spell `text`.
     pub(super) fn rest(
         &self,
-        settings: &Settings,
+        settings: &ProbedSettings,
         rendered: Option<String>,
         said: &[u32],
         text: &str,
@@ -156,7 +156,7 @@ impl Wish {
     /// allows [`TEST_LETTER`] and nothing else. `None` if the answer has no shape.
     pub(super) fn measure(
         &self,
-        settings: &Settings,
+        settings: &ProbedSettings,
         rendered: Option<String>,
         said: &[u32],
         text: &str,
@@ -168,20 +168,20 @@ impl Wish {
             "grammar".to_owned(),
             json!(format!("root ::= {} \"{TEST_LETTER}\"", grammar_literal(begun))),
         );
-        body.insert("n_predict".to_owned(), json!(PROBE));
+        body.insert("n_predict".to_owned(), json!(PROBE_TOKENS));
         body.insert("stream".to_owned(), json!(false));
         Some(bytes(body))
     }
 
     fn rest_of(
         &self,
-        settings: &Settings,
+        settings: &ProbedSettings,
         rendered: Option<String>,
         said: &[u32],
         text: &str,
     ) -> Map<String, Value> {
         let mut body = self.body.clone();
-        body.retain(|name, _| is_sampling(name) || (self.kind == Kind::Text && name == "model"));
+        body.retain(|name, _| is_sampling(name) || (self.kind == AnswerFormat::Text && name == "model"));
         if let Some(stop) = self.stop(settings) {
             body.insert("stop".to_owned(), stop);
         }
@@ -192,10 +192,10 @@ impl Wish {
         let begun =
             rendered.map_or_else(|| self.body.get("prompt").cloned().unwrap_or_default(), Value::String);
         body.insert("prompt".to_owned(), join_tokens(begun, said));
-        if self.kind == Kind::Chat {
+        if self.kind == AnswerFormat::Chat {
             // Without this the last event repeats the prompt and all settings, which a chat's last event
             // lacks.
-            body.insert("response_fields".to_owned(), json!(LAST));
+            body.insert("response_fields".to_owned(), json!(LAST_EVENT_FIELDS));
         }
         if let Some((grammar, begun)) = &settings.shape {
             body.insert("grammar".to_owned(), json!(grammar));
@@ -211,9 +211,9 @@ impl Wish {
     }
 
     /// Returns the stop words. A chat template adds some of its own.
-    fn stop(&self, settings: &Settings) -> Option<Value> {
+    fn stop(&self, settings: &ProbedSettings) -> Option<Value> {
         match self.kind {
-            Kind::Chat => Some(settings.stop.clone())
+            AnswerFormat::Chat => Some(settings.stop.clone())
                 .filter(|stop| stop.as_array().is_some_and(|stop| !stop.is_empty())),
             _ => self.body.get("stop").cloned(),
         }
@@ -223,7 +223,7 @@ impl Wish {
 /// The only text that the test grammar allows after the delivered text.
 const TEST_LETTER: &str = "q";
 
-/// Returns whether the answer to [`Wish::measure`] shows a server that starts grammars after the delivered
+/// Returns whether the answer to [`ContinuationRequest::measure`] shows a server that starts grammars after the delivered
 /// text.
 pub(super) fn is_in_place(answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
@@ -265,7 +265,7 @@ fn join_tokens(prompt: Value, said: &[u32]) -> Value {
 
 /// A server's own view of a request.
 #[derive(Debug)]
-pub(super) struct Settings {
+pub(super) struct ProbedSettings {
     stop: Value,
     pub(super) prompt: u64,
     /// Special tokens that the template preserves in the text.
@@ -277,9 +277,9 @@ pub(super) struct Settings {
     shape: Option<(String, String)>,
 }
 
-impl Settings {
-    /// Reads the answer to [`Wish::probe`].
-    pub(super) fn of(kind: Kind, answer: &[u8]) -> Result<Self, Why> {
+impl ProbedSettings {
+    /// Reads the answer to [`ContinuationRequest::probe`].
+    pub(super) fn of(kind: AnswerFormat, answer: &[u8]) -> Result<Self, NoContinuationReason> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let told = told(kind, &answer);
         let settings = &told["generation_settings"];
@@ -293,7 +293,7 @@ impl Settings {
         let text = |name: &str| settings[name].as_str().unwrap_or_default().to_owned();
         let shape =
             Some((text("grammar"), text("generation_prompt"))).filter(|(grammar, _)| !grammar.is_empty());
-        if kind == Kind::Chat && !is_passed_whole(&answer, told, shape.is_some()) {
+        if kind == AnswerFormat::Chat && !is_passed_whole(&answer, told, shape.is_some()) {
             return Err("its build takes something out of what the model says".to_owned());
         }
         let is_greedy = is_greedy_of(settings).unwrap_or(false);
@@ -314,7 +314,7 @@ impl Settings {
     }
 }
 
-pub(super) fn untold() -> Why {
+pub(super) fn untold() -> NoContinuationReason {
     "its build does not tell with which settings it computes".to_owned()
 }
 
@@ -322,7 +322,7 @@ pub(super) fn untold() -> Why {
 const STATEFUL_SETTINGS: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
 
 /// Checks that these settings have no such state, nor any of `more`. The error names the setting.
-pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), Why> {
+pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), NoContinuationReason> {
     let is_empty = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),
@@ -337,8 +337,8 @@ pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), Why> {
 }
 
 /// Returns the part of a probe's answer that describes the request.
-fn told(kind: Kind, answer: &Value) -> &Value {
-    if kind == Kind::Native { answer } else { &answer["__verbose"] }
+fn told(kind: AnswerFormat, answer: &Value) -> &Value {
+    if kind == AnswerFormat::Native { answer } else { &answer["__verbose"] }
 }
 
 fn is_greedy_of(settings: &Value) -> Option<bool> {
@@ -347,7 +347,7 @@ fn is_greedy_of(settings: &Value) -> Option<bool> {
 }
 
 /// Returns whether the same request gets the same answer each time, if the answer to a probe reports that.
-pub(super) fn is_greedy(kind: Kind, answer: &[u8]) -> Option<bool> {
+pub(super) fn is_greedy(kind: AnswerFormat, answer: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     is_greedy_of(&told(kind, &answer)["generation_settings"])
 }
@@ -372,11 +372,11 @@ fn is_sampling(name: &str) -> bool {
 }
 
 /// Returns whether a member of a request is known to have no effect that is not reproduced here.
-fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
+fn is_understood(kind: AnswerFormat, name: &str, value: &Value) -> bool {
     value.is_null()
         || is_sampling(name)
-        || BESIDE.contains(&name)
-        || (kind == Kind::Chat && TEMPLATE_MEMBERS.contains(&name))
+        || NEUTRAL_MEMBERS.contains(&name)
+        || (kind == AnswerFormat::Chat && TEMPLATE_MEMBERS.contains(&name))
         || (SHAPE_MEMBERS.contains(&name) && is_no_shape(name, value))
         || match name {
             "continue_final_message"
@@ -388,11 +388,12 @@ fn is_understood(kind: Kind, name: &str, value: &Value) -> bool {
             "functions" | "grammar_triggers" | "preserved_tokens" | "tools" => *value == json!([]),
             "n" | "best_of" => *value == 1,
             "n_probs" | "mirostat" | "n_indent" | "t_max_predict_ms" => *value == 0,
-            "add_generation_prompt" => kind == Kind::Chat && *value == true,
+            "add_generation_prompt" => kind == AnswerFormat::Chat && *value == true,
             "grammar" => value.is_string(),
             "json_schema" => value.is_object(),
             "response_format" => {
-                kind == Kind::Chat && (value["type"] == "json_object" || value["type"] == "json_schema")
+                kind == AnswerFormat::Chat
+                    && (value["type"] == "json_object" || value["type"] == "json_schema")
             }
             "tool_choice" => *value == "none" || *value == "auto",
             "suffix" => *value == "",
@@ -412,7 +413,7 @@ fn is_no_shape(name: &str, value: &Value) -> bool {
 }
 
 /// Checks that a prompt is one text, or the tokens of one.
-pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), Why> {
+pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), NoContinuationReason> {
     let is_one = match prompt {
         Some(Value::String(_)) => true,
         Some(Value::Array(parts)) => {
@@ -424,7 +425,7 @@ pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), Why> {
 }
 
 /// Checks that a conversation has only texts and that the answer is its next message.
-fn messages(messages: Option<&Value>) -> Result<(), Why> {
+fn messages(messages: Option<&Value>) -> Result<(), NoContinuationReason> {
     let Some(Value::Array(messages)) = messages else { return Err("it has no messages".to_owned()) };
     for message in messages {
         let is_text = match &message["content"] {
@@ -443,7 +444,7 @@ fn messages(messages: Option<&Value>) -> Result<(), Why> {
 }
 
 /// Returns the token limit of the answer. Values below 0 mean no limit.
-fn limit(body: &Map<String, Value>) -> Result<Option<u64>, Why> {
+fn limit(body: &Map<String, Value>) -> Result<Option<u64>, NoContinuationReason> {
     let mut limit: Option<i64> = None;
     for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
         match body.get(name) {

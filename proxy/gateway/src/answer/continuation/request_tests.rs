@@ -2,15 +2,15 @@
 
 use super::*;
 
-fn wish(kind: Kind, own: &Value) -> Result<Wish, Why> {
+fn wish(kind: AnswerFormat, own: &Value) -> Result<ContinuationRequest, NoContinuationReason> {
     let mut body = match kind {
-        Kind::Chat => json!({ "messages": [{ "role": "user", "content": "hi" }], "stream": true }),
+        AnswerFormat::Chat => json!({ "messages": [{ "role": "user", "content": "hi" }], "stream": true }),
         _ => json!({ "prompt": "once", "stream": true }),
     };
     for (name, value) in own.as_object().into_iter().flatten() {
         body[name] = value.clone();
     }
-    Wish::of(kind, body.to_string().as_bytes())
+    ContinuationRequest::of(kind, body.to_string().as_bytes())
 }
 
 fn settings(own: &Value) -> Value {
@@ -25,11 +25,11 @@ fn settings(own: &Value) -> Value {
     json!({ "__verbose": told, "choices": [{ "message": { "role": "assistant", "content": "a b" } }] })
 }
 
-fn plain() -> Settings {
-    Settings::of(Kind::Chat, settings(&json!({})).to_string().as_bytes()).unwrap()
+fn plain() -> ProbedSettings {
+    ProbedSettings::of(AnswerFormat::Chat, settings(&json!({})).to_string().as_bytes()).unwrap()
 }
 
-fn rest(wish: &Wish, rendered: Option<&str>, said: &[u32]) -> Value {
+fn rest(wish: &ContinuationRequest, rendered: Option<&str>, said: &[u32]) -> Value {
     serde_json::from_slice(&wish.rest(&plain(), rendered.map(str::to_owned), said, "")).unwrap()
 }
 
@@ -42,7 +42,7 @@ fn what_is_not_known_to_change_nothing_is_not_continued() {
         json!({ "something_new": null, "echo": false, "continue_final_message": false }),
     ];
     for own in harmless {
-        assert!(wish(Kind::Chat, &own).is_ok(), "{own}: {:?}", wish(Kind::Chat, &own).err());
+        assert!(wish(AnswerFormat::Chat, &own).is_ok(), "{own}: {:?}", wish(AnswerFormat::Chat, &own).err());
     }
     let harmful = [
         json!({ "n": 2 }),
@@ -69,30 +69,33 @@ fn what_is_not_known_to_change_nothing_is_not_continued() {
         json!({ "messages": "text" }),
     ];
     for own in harmful {
-        assert!(wish(Kind::Chat, &own).is_err(), "{own}");
+        assert!(wish(AnswerFormat::Chat, &own).is_err(), "{own}");
     }
     for own in [
         json!({ "prompt": ["a", "b"] }),
         json!({ "prompt": { "prompt_string": "a", "multimodal_data": [] } }),
         json!({ "prompt": null }),
     ] {
-        assert!(wish(Kind::Native, &own).is_err(), "{own}");
+        assert!(wish(AnswerFormat::Native, &own).is_err(), "{own}");
     }
-    assert!(wish(Kind::Native, &json!({ "prompt": [1, "a", 2] })).is_ok());
-    assert!(Wish::of(Kind::Chat, b"[1]").is_err() && Wish::of(Kind::Chat, b"").is_err());
+    assert!(wish(AnswerFormat::Native, &json!({ "prompt": [1, "a", 2] })).is_ok());
+    assert!(
+        ContinuationRequest::of(AnswerFormat::Chat, b"[1]").is_err()
+            && ContinuationRequest::of(AnswerFormat::Chat, b"").is_err()
+    );
 }
 
 #[test]
 fn the_probe_asks_for_a_few_tokens_and_all_settings() {
     let wish = wish(
-        Kind::Chat,
+        AnswerFormat::Chat,
         &json!({ "max_completion_tokens": 9, "stream_options": { "include_usage": true }, "top_k": 3 }),
     )
     .unwrap();
     let probe: Value = serde_json::from_slice(&wish.probe()).unwrap();
     assert_eq!(
         (&probe["stream"], &probe["verbose"], &probe["max_tokens"], &probe["n_predict"]),
-        (&json!(false), &json!(true), &json!(PROBE), &json!(PROBE))
+        (&json!(false), &json!(true), &json!(PROBE_TOKENS), &json!(PROBE_TOKENS))
     );
     assert_eq!((&probe["top_k"], &probe["messages"][0]["content"]), (&json!(3), &json!("hi")));
     // llama-server refuses stream options if no stream is requested.
@@ -102,7 +105,8 @@ fn the_probe_asks_for_a_few_tokens_and_all_settings() {
 
 #[test]
 fn the_rest_has_what_was_delivered_behind_the_prompt_and_as_many_tokens_as_are_left() {
-    let wish = wish(Kind::Chat, &json!({ "max_tokens": 10, "temperature": 0.5, "user": "u" })).unwrap();
+    let wish =
+        wish(AnswerFormat::Chat, &json!({ "max_tokens": 10, "temperature": 0.5, "user": "u" })).unwrap();
     let asked = rest(&wish, Some("<user>hi<assistant>"), &[4, 5, 6]);
     assert_eq!(asked["prompt"], json!(["<user>hi<assistant>", 4, 5, 6]));
     assert_eq!(
@@ -112,10 +116,10 @@ fn the_rest_has_what_was_delivered_behind_the_prompt_and_as_many_tokens_as_are_l
     assert_eq!(asked["stop"], json!(["<|im_end|>"]), "a template's own");
     assert!(["user", "messages", "max_tokens"].iter().all(|name| asked.get(name).is_none()), "{asked}");
     // Otherwise its last event repeats the prompt, which may be larger than the limit for one event.
-    assert_eq!(asked["response_fields"], json!(LAST));
+    assert_eq!(asked["response_fields"], json!(LAST_EVENT_FIELDS));
     // No token is left: one is computed and thrown away.
     assert_eq!(rest(&wish, Some("P"), &[1; 10])["n_predict"], 1);
-    let endless = self::wish(Kind::Native, &json!({ "prompt": [7, "a"], "stop": "x" })).unwrap();
+    let endless = self::wish(AnswerFormat::Native, &json!({ "prompt": [7, "a"], "stop": "x" })).unwrap();
     let asked = rest(&endless, None, &[8]);
     assert_eq!((&asked["prompt"], &asked["stop"]), (&json!([7, "a", 8]), &json!("x")));
     assert!(asked.get("n_predict").is_none());
@@ -133,13 +137,17 @@ fn what_has_a_state_of_its_own_is_not_continued() {
         json!({ "n_probs": 1 }),
         json!({ "preserved_tokens": ["<think>"] }),
     ] {
-        assert!(Settings::of(Kind::Chat, settings(&own).to_string().as_bytes()).is_err(), "{own}");
+        assert!(
+            ProbedSettings::of(AnswerFormat::Chat, settings(&own).to_string().as_bytes()).is_err(),
+            "{own}"
+        );
     }
     for odd in ["", "{}", "[]", "{\"__verbose\":{}}", "{\"__verbose\":{\"generation_settings\":{}}}"] {
-        assert!(Settings::of(Kind::Chat, odd.as_bytes()).is_err(), "{odd}");
+        assert!(ProbedSettings::of(AnswerFormat::Chat, odd.as_bytes()).is_err(), "{odd}");
     }
     let own = settings(&json!({ "preserved_tokens": [3, 4] }));
-    let of_native = Settings::of(Kind::Native, own["__verbose"].to_string().as_bytes()).unwrap();
+    let of_native =
+        ProbedSettings::of(AnswerFormat::Native, own["__verbose"].to_string().as_bytes()).unwrap();
     assert_eq!((of_native.prompt, of_native.marks), (22, vec![3, 4]));
 }
 
@@ -149,7 +157,7 @@ fn a_build_that_takes_something_out_of_what_the_model_says_is_found_out() {
         let mut answer = settings(&json!({}));
         answer["__verbose"]["content"] = json!(raw);
         answer["choices"][0]["message"] = message;
-        Settings::of(Kind::Chat, answer.to_string().as_bytes())
+        ProbedSettings::of(AnswerFormat::Chat, answer.to_string().as_bytes())
     };
     for whole in [
         with("a", json!({ "content": "a" })),
@@ -175,7 +183,8 @@ fn a_build_that_takes_something_out_of_what_the_model_says_is_found_out() {
 
 #[test]
 fn a_thought_that_may_have_come_before_is_not_passed_over() {
-    let with = |own: Value| Settings::of(Kind::Chat, settings(&own).to_string().as_bytes()).unwrap();
+    let with =
+        |own: Value| ProbedSettings::of(AnswerFormat::Chat, settings(&own).to_string().as_bytes()).unwrap();
     let (drawn, greedy) = (with(json!({ "temperature": 0.7 })), with(json!({ "temperature": 0.0 })));
     let first = with(json!({ "temperature": 0.7, "top_k": 1 }));
     for (settings, marks, prompt, hides) in [
@@ -194,11 +203,12 @@ fn a_thought_that_may_have_come_before_is_not_passed_over() {
 #[test]
 fn a_grammar_is_put_where_the_text_is_and_that_is_measured() {
     let told = settings(&json!({ "grammar": "root ::= x", "generation_prompt": "<a>\n" })).to_string();
-    let told = Settings::of(Kind::Chat, told.as_bytes()).unwrap();
+    let told = ProbedSettings::of(AnswerFormat::Chat, told.as_bytes()).unwrap();
     assert!(told.has_shape() && !plain().has_shape());
     let read = |body: Vec<u8>| serde_json::from_slice::<Value>(&body).unwrap();
     let schema =
-        wish(Kind::Chat, &json!({ "response_format": { "type": "json_object" }, "max_tokens": 9 })).unwrap();
+        wish(AnswerFormat::Chat, &json!({ "response_format": { "type": "json_object" }, "max_tokens": 9 }))
+            .unwrap();
     assert!(schema.is_shaped());
     let rest = read(schema.rest(&told, Some("P".to_owned()), &[5, 6], "{\"a\\\t漢"));
     assert_eq!(
@@ -211,9 +221,9 @@ fn a_grammar_is_put_where_the_text_is_and_that_is_measured() {
     assert_eq!((&measure["stream"], &measure["prompt"]), (&json!(false), &json!(["P", 5, 6])));
     assert_eq!(measure["generation_prompt"], rest["generation_prompt"]);
     // A client's own grammar does not cover the text with which the template begins the answer.
-    let own = wish(Kind::Chat, &json!({ "grammar": "root ::= x" })).unwrap();
+    let own = wish(AnswerFormat::Chat, &json!({ "grammar": "root ::= x" })).unwrap();
     assert_eq!(read(own.rest(&told, Some("P".to_owned()), &[5], "t"))["generation_prompt"], "t");
-    let none = wish(Kind::Chat, &json!({})).unwrap();
+    let none = wish(AnswerFormat::Chat, &json!({})).unwrap();
     assert!(!none.is_shaped() && none.measure(&plain(), None, &[], "t").is_none());
     let answer = |content: &str, end: &str| json!({ "content": content, "stop_type": end }).to_string();
     assert!(is_in_place(answer("q", "eos").as_bytes()));

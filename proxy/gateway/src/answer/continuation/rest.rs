@@ -6,15 +6,15 @@
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use warden_policies::Work;
+use warden_policies::WorkDone;
 
-use super::voice::{DONE, SAME, Why, put, set};
-use crate::answer::assemble::Kind;
+use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, put, set};
+use crate::answer::assemble::AnswerFormat;
 
 /// Values that are rewritten in each event of a continuation.
 #[derive(Debug)]
-pub(crate) struct Rest {
-    pub(super) kind: Kind,
+pub(crate) struct RestTranslator {
+    pub(super) kind: AnswerFormat,
     /// The first event of the stream.
     pub(super) frame: Map<String, Value>,
     /// Tokens that the client had before.
@@ -29,20 +29,20 @@ pub(crate) struct Rest {
     pub(super) ended: bool,
 }
 
-impl Rest {
+impl RestTranslator {
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
 
     /// Returns the work of the whole answer, given that of the continuation.
-    pub(crate) fn work(&self, continued: Work) -> Work {
+    pub(crate) fn work(&self, continued: WorkDone) -> WorkDone {
         let output_tokens = continued.output_tokens + self.delivered;
         let prompt_tokens = continued.prompt_tokens.min(self.prompt);
-        Work { prompt_tokens, output_tokens, ..continued }
+        WorkDone { prompt_tokens, output_tokens, ..continued }
     }
 
     /// Translates complete events of the continuation into those for the client.
-    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
+    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::with_capacity(whole.len() + whole.len() / 2);
         for event in whole.split_inclusive(|byte| *byte == b'\n') {
             let line = event.trim_ascii_end();
@@ -65,8 +65,8 @@ impl Rest {
                 continue;
             }
             match self.kind {
-                Kind::Native => self.native(&mut out, event)?,
-                Kind::Text => self.text(&mut out, event)?,
+                AnswerFormat::Native => self.native(&mut out, event)?,
+                AnswerFormat::Text => self.text(&mut out, event)?,
                 _ => self.chat(&mut out, event)?,
             }
         }
@@ -79,7 +79,7 @@ impl Rest {
     }
 
     /// Checks the server's prompt count: it must be the prompt tokens plus the delivered ones.
-    fn check(&self, counted: Option<u64>) -> Result<(), Why> {
+    fn check(&self, counted: Option<u64>) -> Result<(), MismatchReason> {
         match counted {
             Some(counted) if counted != self.prompt + self.delivered => {
                 Err("its continuation would not begin where it ended")
@@ -90,14 +90,14 @@ impl Rest {
 
     /// Gives an event the identifiers of the stream.
     fn rename(&self, event: &mut Map<String, Value>) {
-        for name in SAME {
+        for name in SHARED_MEMBERS {
             if let Some(value) = self.frame.get(name) {
                 set(event, name, value.clone());
             }
         }
     }
 
-    fn native(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
+    fn native(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
         self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
         let stops = event.get("stop") == Some(&Value::Bool(true));
         if self.is_full() {
@@ -132,7 +132,7 @@ impl Rest {
         Ok(())
     }
 
-    fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
+    fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
         self.rename(&mut event);
         self.set_timings(&mut event);
         let Some(Value::Array(choices)) = event.get_mut("choices") else {
@@ -170,7 +170,7 @@ impl Rest {
         Ok(())
     }
 
-    fn chat(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), Why> {
+    fn chat(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
         self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
         let Some(Value::String(text)) = event.get_mut("content").map(Value::take) else {
             return Err("its continuation has no text");
@@ -237,7 +237,7 @@ impl Rest {
         let mut chunk = self.frame.clone();
         // Prompt progress and timings of the first event belong to that event only.
         chunk.retain(|name, _| {
-            SAME.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
+            SHARED_MEMBERS.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
         });
         set(&mut chunk, "choices", choices);
         if let Some((name, value)) = beside {

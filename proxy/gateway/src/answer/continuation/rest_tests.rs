@@ -2,20 +2,20 @@
 
 use super::*;
 
-fn voice(kind: Kind) -> Rest {
+fn voice(kind: AnswerFormat) -> RestTranslator {
     let frame = match kind {
-        Kind::Chat => {
+        AnswerFormat::Chat => {
             json!({ "choices": [{ "delta": { "role": "assistant", "content": null }, "index": 0 }], "created": 7,
             "id": "chatcmpl-1", "model": "m", "object": "chat.completion.chunk", "timings": { "a": 1 },
             "prompt_progress": { "total": 22 } })
         }
-        Kind::Text => {
+        AnswerFormat::Text => {
             json!({ "choices": [{ "text": "a", "index": 0 }], "created": 7, "id": "cmpl-1", "model": "m" })
         }
         _ => json!({ "index": 0, "content": "a" }),
     };
     let Value::Object(frame) = frame else { unreachable!() };
-    Rest {
+    RestTranslator {
         kind,
         frame,
         delivered: 3,
@@ -39,7 +39,7 @@ fn native(text: &str, made: u64, stop: bool) -> Value {
 }
 
 /// Returns the events made of these, without the end mark, and whether the answer has ended.
-fn said(voice: &mut Rest, events: &[Value]) -> (Vec<Value>, bool) {
+fn said(voice: &mut RestTranslator, events: &[Value]) -> (Vec<Value>, bool) {
     let mut all = Vec::new();
     for event in events {
         all.extend_from_slice(&voice.say(format!("data: {event}\n\n").as_bytes()).unwrap());
@@ -52,7 +52,7 @@ fn said(voice: &mut Rest, events: &[Value]) -> (Vec<Value>, bool) {
 
 #[test]
 fn a_chat_goes_on_as_a_chat_with_its_name_and_one_end() {
-    let mut voice = voice(Kind::Chat);
+    let mut voice = voice(AnswerFormat::Chat);
     let (events, done) =
         said(&mut voice, &[native("d", 1, false), native("e", 2, false), native("", 2, true)]);
     assert!(done && voice.has_ended());
@@ -91,14 +91,14 @@ fn a_chat_goes_on_as_a_chat_with_its_name_and_one_end() {
 
 #[test]
 fn without_a_wish_for_counters_there_are_none() {
-    let mut voice = Rest { wants_usage: false, ..voice(Kind::Chat) };
+    let mut voice = RestTranslator { wants_usage: false, ..voice(AnswerFormat::Chat) };
     let (events, done) = said(&mut voice, &[native("", 0, true)]);
     assert!(done && events.len() == 1 && events[0].get("usage").is_none(), "{events:?}");
 }
 
 #[test]
 fn llama_servers_own_dialect_counts_on() {
-    let mut voice = voice(Kind::Native);
+    let mut voice = voice(AnswerFormat::Native);
     let (events, done) = said(&mut voice, &[native("d", 1, false), native("", 1, true)]);
     assert!(!done && voice.has_ended());
     assert_eq!((&events[0]["tokens_predicted"], &events[0]["tokens_evaluated"]), (&json!(4), &json!(22)));
@@ -112,7 +112,7 @@ fn llama_servers_own_dialect_counts_on() {
 
 #[test]
 fn completions_count_on_and_keep_their_name() {
-    let mut voice = voice(Kind::Text);
+    let mut voice = voice(AnswerFormat::Text);
     let chunk = |text: &str, finish: Value| json!({ "choices": [{ "text": text, "index": 0, "finish_reason": finish }], "id": "other", "created": 9 });
     let mut end = chunk("", json!("length"));
     end["usage"] = json!({ "completion_tokens": 7, "prompt_tokens": 25, "total_tokens": 32 });
@@ -127,17 +127,17 @@ fn completions_count_on_and_keep_their_name() {
 
 #[test]
 fn where_no_token_is_left_none_is_told() {
-    let full = |kind| Rest { delivered: 10, ..voice(kind) };
+    let full = |kind| RestTranslator { delivered: 10, ..voice(kind) };
     let one = |stop| {
         let mut event = native("too much", 1, stop);
         event["tokens_evaluated"] = json!(32);
         event
     };
-    let (events, _) = said(&mut full(Kind::Chat), &[one(false), one(true)]);
+    let (events, _) = said(&mut full(AnswerFormat::Chat), &[one(false), one(true)]);
     assert!(events.iter().all(|event| event["choices"][0]["delta"].get("content").is_none()), "{events:?}");
     assert_eq!(events[0]["choices"][0]["finish_reason"], "length");
     assert_eq!(events[1]["usage"]["completion_tokens"], 10);
-    let (events, _) = said(&mut full(Kind::Native), &[one(false), one(true)]);
+    let (events, _) = said(&mut full(AnswerFormat::Native), &[one(false), one(true)]);
     assert_eq!(
         (events.len(), &events[0]["content"], &events[0]["tokens_predicted"], &events[0]["stop_type"]),
         (1, &json!(""), &json!(10), &json!("limit"))
@@ -146,7 +146,7 @@ fn where_no_token_is_left_none_is_told() {
 
 #[test]
 fn a_server_that_was_given_something_else_is_not_listened_to() {
-    for kind in [Kind::Chat, Kind::Native] {
+    for kind in [AnswerFormat::Chat, AnswerFormat::Native] {
         let mut event = native("d", 1, false);
         event["tokens_evaluated"] = json!(24);
         let mut voice = voice(kind);
@@ -156,17 +156,17 @@ fn a_server_that_was_given_something_else_is_not_listened_to() {
         json!({ "choices": [{ "text": "", "index": 0, "finish_reason": "stop" }],
             "usage": { "completion_tokens": 1, "prompt_tokens": prompt, "total_tokens": prompt + 1 } })
     };
-    assert!(voice(Kind::Text).say(format!("data: {}\n\n", end(25)).as_bytes()).is_ok());
-    assert!(voice(Kind::Text).say(format!("data: {}\n\n", end(24)).as_bytes()).is_err());
+    assert!(voice(AnswerFormat::Text).say(format!("data: {}\n\n", end(25)).as_bytes()).is_ok());
+    assert!(voice(AnswerFormat::Text).say(format!("data: {}\n\n", end(24)).as_bytes()).is_err());
     for odd in ["data: [DONE]\n\n", "data: nonsense\n\n", "data: []\n\n", "data: {\"a\":1}\n\n"] {
-        assert!(voice(Kind::Chat).say(odd.as_bytes()).is_err(), "{odd:?}");
-        assert!(voice(Kind::Text).say(odd.as_bytes()).is_err(), "{odd:?}");
+        assert!(voice(AnswerFormat::Chat).say(odd.as_bytes()).is_err(), "{odd:?}");
+        assert!(voice(AnswerFormat::Text).say(odd.as_bytes()).is_err(), "{odd:?}");
     }
 }
 
 #[test]
 fn comments_pass_and_a_servers_own_error_is_the_end() {
-    let mut voice = voice(Kind::Chat);
+    let mut voice = voice(AnswerFormat::Chat);
     assert_eq!(voice.say(b": ping\n\n").unwrap(), ": ping\n\n");
     let (events, _) = said(&mut voice, &[json!({ "error": { "message": "full" } })]);
     assert!(voice.has_ended() && events[0]["error"]["message"] == "full");
@@ -178,8 +178,8 @@ fn comments_pass_and_a_servers_own_error_is_the_end() {
 
 #[test]
 fn the_work_of_both_is_one() {
-    let continued = Work { prompt_tokens: 25, output_tokens: 7, ..Work::default() };
-    let work = voice(Kind::Chat).work(continued);
+    let continued = WorkDone { prompt_tokens: 25, output_tokens: 7, ..WorkDone::default() };
+    let work = voice(AnswerFormat::Chat).work(continued);
     assert_eq!((work.prompt_tokens, work.output_tokens), (22, 10));
 }
 
@@ -187,7 +187,7 @@ fn the_work_of_both_is_one() {
 fn counts_of_timings_are_those_of_the_whole() {
     let mut event = native("", 2, true);
     event["timings"] = json!({ "cache_n": 24, "prompt_n": 1, "predicted_n": 2, "predicted_ms": 5.0 });
-    let (events, _) = said(&mut voice(Kind::Native), &[event]);
+    let (events, _) = said(&mut voice(AnswerFormat::Native), &[event]);
     let wanted = json!({ "cache_n": 22, "prompt_n": 0, "predicted_n": 5, "predicted_ms": 5.0 });
     assert_eq!(events[0]["timings"], wanted);
 }

@@ -9,7 +9,7 @@
 //! after it.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum ChannelKind {
     Content,
     Reasoning,
     /// Arguments of a tool call.
@@ -18,21 +18,21 @@ pub(super) enum What {
 
 /// Identifies one of the texts that make up an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Channel {
-    pub(super) what: What,
+pub(super) struct TextChannel {
+    pub(super) what: ChannelKind,
     /// Index of the block or call, where they are numbered.
     pub(super) index: u64,
 }
 
-impl Channel {
-    pub(super) const CONTENT: Self = Self { what: What::Content, index: 0 };
-    pub(super) const REASONING: Self = Self { what: What::Reasoning, index: 0 };
+impl TextChannel {
+    pub(super) const CONTENT: Self = Self { what: ChannelKind::Content, index: 0 };
+    pub(super) const REASONING: Self = Self { what: ChannelKind::Reasoning, index: 0 };
 }
 
 /// Content of one event, as far as two answers to one request must agree in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Item {
-    Text(Channel, String),
+pub(super) enum AnswerItem {
+    Text(TextChannel, String),
     /// Anything but text: a block or a call begins or ends. Identifiers that differ between answers are
     /// kept apart.
     Mark(String, Vec<String>),
@@ -48,13 +48,13 @@ const ENTRY_OVERHEAD: usize = 48;
 #[derive(Debug)]
 enum ContentEntry {
     /// Ends at this offset of `text`.
-    Text(Channel, usize),
+    Text(TextChannel, usize),
     Mark(Box<str>),
 }
 
 /// Complete content of an answer so far.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct AnswerContent {
     text: String,
     entries: Vec<ContentEntry>,
     /// Identifiers in the order of their marks.
@@ -63,7 +63,7 @@ pub(super) struct Said {
     beside: usize,
 }
 
-impl Said {
+impl AnswerContent {
     /// Returns about how many bytes this holds.
     pub(super) fn held(&self) -> usize {
         self.text.len() + self.beside + self.entries.len() * ENTRY_OVERHEAD
@@ -76,7 +76,7 @@ impl Said {
 
     /// Like [`Self::text`], if there is no reasoning and no tool call.
     pub(super) fn content(&self) -> Option<&str> {
-        let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.what != What::Content);
+        let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.what != ChannelKind::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)
     }
 
@@ -87,7 +87,8 @@ impl Said {
             ContentEntry::Mark(mark) => CONTENT_MARKS.iter().any(|known| mark.starts_with(known)),
             ContentEntry::Text(..) => false,
         };
-        let is_content = matches!(last, ContentEntry::Text(channel, _) if channel.what == What::Content);
+        let is_content =
+            matches!(last, ContentEntry::Text(channel, _) if channel.what == ChannelKind::Content);
         (is_content && before.iter().all(begins)).then_some(&self.text)
     }
 
@@ -97,7 +98,7 @@ impl Said {
     }
 
     /// Extends the last text, or begins another one.
-    pub(super) fn add_text(&mut self, channel: Channel, text: &str) {
+    pub(super) fn add_text(&mut self, channel: TextChannel, text: &str) {
         if text.is_empty() {
             return;
         }
@@ -128,7 +129,7 @@ pub(super) enum KnownPart {
 /// Progress of a second answer through what was said.
 #[derive(Debug, Default)]
 pub(super) struct ContentComparison {
-    said: Said,
+    said: AnswerContent,
     entry: usize,
     /// Offset in the concatenated texts.
     at: usize,
@@ -141,7 +142,7 @@ pub(super) struct ContentComparison {
 pub(super) struct ContentMismatch;
 
 impl ContentComparison {
-    pub(super) fn with(said: Said) -> Self {
+    pub(super) fn with(said: AnswerContent) -> Self {
         Self { said, ..Self::default() }
     }
 
@@ -161,7 +162,7 @@ impl ContentComparison {
     ///
     /// # Errors
     /// The client has another text there, or has something else after a shorter one.
-    pub(super) fn text(&mut self, channel: Channel, text: &str) -> Result<KnownPart, ContentMismatch> {
+    pub(super) fn text(&mut self, channel: TextChannel, text: &str) -> Result<KnownPart, ContentMismatch> {
         let (own, end) = match self.said.entries.get(self.entry) {
             _ if text.is_empty() => return Ok(KnownPart::All),
             None => return Ok(KnownPart::Nothing),
@@ -211,56 +212,56 @@ impl ContentComparison {
 mod tests {
     use super::*;
 
-    fn said() -> Said {
-        let mut said = Said::default();
-        said.add_text(Channel::REASONING, "so");
-        said.add_text(Channel::REASONING, ", ");
-        said.add_text(Channel::CONTENT, "");
+    fn said() -> AnswerContent {
+        let mut said = AnswerContent::default();
+        said.add_text(TextChannel::REASONING, "so");
+        said.add_text(TextChannel::REASONING, ", ");
+        said.add_text(TextChannel::CONTENT, "");
         said.add_mark("block 1", vec!["old".to_owned()]);
-        said.add_text(Channel::CONTENT, "Hello");
+        said.add_text(TextChannel::CONTENT, "Hello");
         said
     }
 
     #[test]
     fn pieces_may_be_cut_otherwise_and_what_is_behind_them_is_new() {
         let mut other = ContentComparison::with(said());
-        assert_eq!(other.text(Channel::REASONING, "s"), Ok(KnownPart::All));
-        assert_eq!(other.text(Channel::REASONING, "o, "), Ok(KnownPart::All));
-        assert_eq!(other.text(Channel::CONTENT, ""), Ok(KnownPart::All));
+        assert_eq!(other.text(TextChannel::REASONING, "s"), Ok(KnownPart::All));
+        assert_eq!(other.text(TextChannel::REASONING, "o, "), Ok(KnownPart::All));
+        assert_eq!(other.text(TextChannel::CONTENT, ""), Ok(KnownPart::All));
         assert_eq!(other.mark("block 1", &["new".to_owned()]), Ok(Some(vec!["old".into()])));
         assert!(!other.is_over());
-        assert_eq!(other.text(Channel::CONTENT, "Hello you"), Ok(KnownPart::Part(5)));
+        assert_eq!(other.text(TextChannel::CONTENT, "Hello you"), Ok(KnownPart::Part(5)));
         assert!(other.is_over());
-        assert_eq!(other.text(Channel::CONTENT, "!"), Ok(KnownPart::Nothing));
+        assert_eq!(other.text(TextChannel::CONTENT, "!"), Ok(KnownPart::Nothing));
         assert_eq!(other.mark("end", &[]), Ok(None));
     }
 
     #[test]
     fn whatever_else_comes_is_another_answer() {
-        let begun = |items: &[(Channel, &str)]| {
+        let begun = |items: &[(TextChannel, &str)]| {
             let mut other = ContentComparison::with(said());
             for (channel, text) in items {
                 other.text(*channel, text).unwrap();
             }
             other
         };
-        assert_eq!(begun(&[]).text(Channel::REASONING, "sO"), Err(ContentMismatch));
-        assert_eq!(begun(&[]).text(Channel::CONTENT, "so"), Err(ContentMismatch));
+        assert_eq!(begun(&[]).text(TextChannel::REASONING, "sO"), Err(ContentMismatch));
+        assert_eq!(begun(&[]).text(TextChannel::CONTENT, "so"), Err(ContentMismatch));
         assert_eq!(begun(&[]).mark("block 1", &[]), Err(ContentMismatch));
         assert_eq!(
-            begun(&[]).text(Channel::REASONING, "so, the"),
+            begun(&[]).text(TextChannel::REASONING, "so, the"),
             Err(ContentMismatch),
             "more than the client has"
         );
-        let thought = [(Channel::REASONING, "so, ")];
+        let thought = [(TextChannel::REASONING, "so, ")];
         assert_eq!(begun(&thought).mark("block 2", &[]), Err(ContentMismatch));
-        assert_eq!(begun(&thought).text(Channel::REASONING, "x"), Err(ContentMismatch));
+        assert_eq!(begun(&thought).text(TextChannel::REASONING, "x"), Err(ContentMismatch));
         assert_eq!(begun(&thought).mark("block 1", &["a".into(), "b".into()]), Err(ContentMismatch));
     }
 
     #[test]
     fn what_is_held_is_counted() {
-        assert!(Said::default().held() == 0);
+        assert!(AnswerContent::default().held() == 0);
         let held = said().held();
         assert!((12 + 2 * ENTRY_OVERHEAD..12 + 6 * ENTRY_OVERHEAD).contains(&held), "{held}");
         assert_eq!(said().text(), "so, Hello");

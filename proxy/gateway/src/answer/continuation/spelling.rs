@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::request::Why;
+use super::request::NoContinuationReason;
 use super::transcript::AnswerTranscript;
 
 /// Marker that ends reasoning.
@@ -13,11 +13,11 @@ pub(super) const THOUGHT_END: &str = "</think>";
 
 /// Special tokens that a template may preserve in a text without effect on its continuation: beginning and
 /// end of reasoning and of tool calls, none of which occur in the answer.
-const MARKS: [&str; 6] =
+const HARMLESS_MARKS: [&str; 6] =
     ["<think>", THOUGHT_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
 /// Reads the rendered prompt of a chat.
-pub(super) fn rendered(answer: &[u8]) -> Result<String, Why> {
+pub(super) fn rendered(answer: &[u8]) -> Result<String, NoContinuationReason> {
     match serde_json::from_slice::<Value>(answer).unwrap_or_default()["prompt"].take() {
         Value::String(prompt) => Ok(prompt),
         _ => Err("its build does not render a chat".to_owned()),
@@ -30,12 +30,12 @@ pub(super) fn detokenize_request(ids: &[u32]) -> Vec<u8> {
 }
 
 /// Returns the markers, if all of them are harmless ones.
-pub(super) fn harmless(marks: &[u8]) -> Result<String, Why> {
+pub(super) fn harmless(marks: &[u8]) -> Result<String, NoContinuationReason> {
     let mut told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
     let Value::String(marks) = told["content"].take() else { return Err(unknown_marks()) };
     let mut rest = marks.as_str();
     while !rest.is_empty() {
-        rest = MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).ok_or_else(unknown_marks)?;
+        rest = HARMLESS_MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).ok_or_else(unknown_marks)?;
     }
     Ok(marks)
 }
@@ -43,10 +43,10 @@ pub(super) fn harmless(marks: &[u8]) -> Result<String, Why> {
 /// Returns whether a text contains something that may have been one token of the template and would be
 /// tokenized as several tokens of text.
 pub(super) fn has_marks(text: &str) -> bool {
-    text.contains("<|") || MARKS.iter().any(|mark| text.contains(mark))
+    text.contains("<|") || HARMLESS_MARKS.iter().any(|mark| text.contains(mark))
 }
 
-pub(super) fn unknown_marks() -> Why {
+pub(super) fn unknown_marks() -> NoContinuationReason {
     "its template has marks in the text that are not passed on".to_owned()
 }
 
@@ -64,7 +64,7 @@ pub(super) fn count(text: &str) -> Vec<u8> {
 }
 
 /// Reads the answer to [`count`].
-pub(super) fn counted(answer: &[u8]) -> Result<u64, Why> {
+pub(super) fn counted(answer: &[u8]) -> Result<u64, NoContinuationReason> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);
     tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not spell texts".to_owned())

@@ -20,15 +20,15 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use serde_json::{Map, Value};
 
-use super::reading::{self, Step, Why, is_progress};
-use super::said::{Channel, Item, Said, What};
-use crate::answer::assemble::Kind;
+use super::reading::{self, AnswerStep, UnreadableReason, is_progress};
+use super::said::{AnswerContent, AnswerItem, ChannelKind, TextChannel};
+use crate::answer::assemble::AnswerFormat;
 
 static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
 
 /// Progress of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum AnswerStage {
     /// Tokens are missing.
     Going,
     /// The answer has its finish reason; `counted`: its counters, too.
@@ -40,9 +40,9 @@ pub(crate) enum Stage {
 /// The part of an answer that a client has.
 #[derive(Debug)]
 pub(crate) struct AnswerTranscript {
-    kind: Kind,
+    kind: AnswerFormat,
     limit: usize,
-    pub(super) said: Said,
+    pub(super) said: AnswerContent,
     /// End of each piece of the text, while there is only one text.
     pub(super) ends: Vec<u32>,
     /// Token ids in llama-server's own dialect, as long as the stream has one for each token.
@@ -58,10 +58,10 @@ pub(crate) struct AnswerTranscript {
     withholds: bool,
     /// First event, whose id and names all others repeat.
     pub(super) frame: Option<Map<String, Value>>,
-    stage: Stage,
+    stage: AnswerStage,
     /// Reason why the answer is more than one text and its tokens cannot be given to another server.
-    not_plain: Option<Why>,
-    lost: Option<Why>,
+    not_plain: Option<UnreadableReason>,
+    lost: Option<UnreadableReason>,
     mould: Option<EventTemplate>,
 }
 
@@ -70,25 +70,27 @@ pub(crate) struct AnswerTranscript {
 struct EventTemplate {
     before: Box<[u8]>,
     behind: Box<[u8]>,
-    channel: Channel,
+    channel: TextChannel,
 }
 
 /// Overhead of a piece in bytes, apart from its text.
-const PER_PIECE: usize = 8;
+const PIECE_OVERHEAD: usize = 8;
 /// Bytes for each token.
 const TOKEN_BYTES: usize = 4;
 
 impl AnswerTranscript {
     /// Starts the transcript of a stream of this kind. The transcript holds at most `limit` bytes.
-    pub(crate) fn of(kind: Kind, limit: usize) -> Self {
+    pub(crate) fn of(kind: AnswerFormat, limit: usize) -> Self {
         let not_plain = match kind {
-            Kind::Chat | Kind::Text | Kind::Native => None,
-            Kind::Messages | Kind::Responses => Some("its route does not tell what is made of its prompt"),
+            AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native => None,
+            AnswerFormat::Messages | AnswerFormat::Responses => {
+                Some("its route does not tell what is made of its prompt")
+            }
         };
         Self {
             kind,
             limit,
-            said: Said::default(),
+            said: AnswerContent::default(),
             ends: Vec::new(),
             ids: Vec::new(),
             spelled: true,
@@ -97,7 +99,7 @@ impl AnswerTranscript {
             sequence: None,
             withholds: false,
             frame: None,
-            stage: Stage::Going,
+            stage: AnswerStage::Going,
             not_plain,
             lost: None,
             mould: None,
@@ -105,21 +107,21 @@ impl AnswerTranscript {
     }
 
     /// Marks the answer as one whose tokens cannot be given to another server.
-    pub(crate) fn not_plain(mut self, why: Why) -> Self {
+    pub(crate) fn not_plain(mut self, why: UnreadableReason) -> Self {
         self.mark_not_plain(why);
         self
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> AnswerFormat {
         self.kind
     }
 
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> AnswerStage {
         self.stage
     }
 
     /// Returns the reason why the rest cannot be computed elsewhere, if there is one.
-    pub(crate) fn lost(&self) -> Option<Why> {
+    pub(crate) fn lost(&self) -> Option<UnreadableReason> {
         self.lost
     }
 
@@ -134,24 +136,24 @@ impl AnswerTranscript {
     }
 
     /// Gives the transcript up.
-    pub(crate) fn lose(&mut self, why: Why) {
+    pub(crate) fn lose(&mut self, why: UnreadableReason) {
         if self.lost.is_none() {
             self.lost = Some(why);
-            (self.said, self.ends, self.ids) = (Said::default(), Vec::new(), Vec::new());
+            (self.said, self.ends, self.ids) = (AnswerContent::default(), Vec::new(), Vec::new());
             (self.frame, self.mould) = (None, None);
         }
     }
 
-    fn mark_not_plain(&mut self, why: Why) {
+    fn mark_not_plain(&mut self, why: UnreadableReason) {
         self.not_plain.get_or_insert(why);
         (self.ends, self.ids, self.spelled) = (Vec::new(), Vec::new(), false);
     }
 
     /// Checks that the answer is the beginning of one text and nothing else. The error says why not.
-    pub(super) fn is_plain(&self) -> Result<(), Why> {
+    pub(super) fn is_plain(&self) -> Result<(), UnreadableReason> {
         match (self.not_plain, self.stage) {
             (Some(why), _) => Err(why),
-            (None, Stage::Going) => Ok(()),
+            (None, AnswerStage::Going) => Ok(()),
             (None, _) => Err("its counters are what it lacks"),
         }
     }
@@ -178,7 +180,7 @@ impl AnswerTranscript {
 
     /// Returns whether the client has the first event of the answer and no token.
     pub(crate) fn is_blank(&self) -> bool {
-        let begun = self.stage == Stage::Going && self.frame.is_some();
+        let begun = self.stage == AnswerStage::Going && self.frame.is_some();
         begun && self.said.is_silent() && !self.withholds && self.counted.unwrap_or(0) == 0
     }
 
@@ -206,14 +208,14 @@ impl AnswerTranscript {
         }
     }
 
-    fn event(&mut self, event: &[u8]) -> Result<(), Why> {
-        if let Some(mould) = self.mould.as_ref().filter(|_| self.stage == Stage::Going)
+    fn event(&mut self, event: &[u8]) -> Result<(), UnreadableReason> {
+        if let Some(mould) = self.mould.as_ref().filter(|_| self.stage == AnswerStage::Going)
             && let Some(quoted) = mould.text(event)
         {
             let channel = mould.channel;
             return match text(quoted) {
                 Some(text) if text.is_empty() => {
-                    self.withholds = self.kind == Kind::Text;
+                    self.withholds = self.kind == AnswerFormat::Text;
                     Ok(())
                 }
                 Some(text) => self.piece(channel, &text),
@@ -222,45 +224,46 @@ impl AnswerTranscript {
         }
         let (_, data) = reading::parts(event)?;
         if data == b"[DONE]" {
-            self.stage = Stage::Done;
+            self.stage = AnswerStage::Done;
             return Ok(());
         }
         let Ok(Value::Object(chunk)) = serde_json::from_slice(data) else {
             return Err("an event is no JSON object");
         };
         let reading = reading::read(self.kind, &chunk)?;
-        if self.stage == Stage::Done || (self.stage != Stage::Going && !reading.items.is_empty()) {
+        if self.stage == AnswerStage::Done || (self.stage != AnswerStage::Going && !reading.items.is_empty())
+        {
             return Err("something follows its last event");
         }
-        if self.kind == Kind::Native && reading.step != Step::Done && !is_progress(&chunk) {
+        if self.kind == AnswerFormat::Native && reading.step != AnswerStep::Done && !is_progress(&chunk) {
             self.tokens(&chunk);
         }
-        if self.kind == Kind::Text && reading.step == Step::On && !is_progress(&chunk) {
+        if self.kind == AnswerFormat::Text && reading.step == AnswerStep::On && !is_progress(&chunk) {
             self.withholds = true;
         }
         self.sequence = chunk.get("sequence_number").and_then(Value::as_u64).or(self.sequence);
         let only = match &reading.items[..] {
-            [Item::Text(channel, text)] if !text.is_empty() => Some((*channel, text.clone())),
+            [AnswerItem::Text(channel, text)] if !text.is_empty() => Some((*channel, text.clone())),
             _ => None,
         };
         for item in reading.items {
             match item {
-                Item::Text(_, text) if text.is_empty() => {}
-                Item::Text(channel, text) => self.piece(channel, &text)?,
-                Item::Mark(mark, names) => self.mark(&mark, names, reading.step)?,
+                AnswerItem::Text(_, text) if text.is_empty() => {}
+                AnswerItem::Text(channel, text) => self.piece(channel, &text)?,
+                AnswerItem::Mark(mark, names) => self.mark(&mark, names, reading.step)?,
             }
         }
         match reading.step {
-            Step::On => {}
-            Step::Finished { counted } => self.stage = Stage::Finished { counted },
-            Step::Counted => {
-                if let Stage::Finished { counted } = &mut self.stage {
+            AnswerStep::On => {}
+            AnswerStep::Finished { counted } => self.stage = AnswerStage::Finished { counted },
+            AnswerStep::Counted => {
+                if let AnswerStage::Finished { counted } = &mut self.stage {
                     *counted = true;
                 }
             }
-            Step::Done => self.stage = Stage::Done,
+            AnswerStep::Done => self.stage = AnswerStage::Done,
         }
-        if self.kind != Kind::Native && self.stage == Stage::Going && only.is_some() {
+        if self.kind != AnswerFormat::Native && self.stage == AnswerStage::Going && only.is_some() {
             self.mould = only.and_then(|(channel, text)| EventTemplate::of(event, channel, &text));
         }
         if self.frame.is_none() {
@@ -286,11 +289,11 @@ impl AnswerTranscript {
         self.counted = counted;
     }
 
-    fn piece(&mut self, channel: Channel, text: &str) -> Result<(), Why> {
+    fn piece(&mut self, channel: TextChannel, text: &str) -> Result<(), UnreadableReason> {
         self.withholds = false;
-        if channel != Channel::CONTENT {
+        if channel != TextChannel::CONTENT {
             self.mark_not_plain(match channel.what {
-                What::Arguments => "it calls a tool",
+                ChannelKind::Arguments => "it calls a tool",
                 _ => "it has reasoning apart from its text",
             });
         }
@@ -301,16 +304,16 @@ impl AnswerTranscript {
         self.bounded()
     }
 
-    fn mark(&mut self, mark: &str, names: Vec<String>, step: Step) -> Result<(), Why> {
-        if step == Step::On {
+    fn mark(&mut self, mark: &str, names: Vec<String>, step: AnswerStep) -> Result<(), UnreadableReason> {
+        if step == AnswerStep::On {
             self.mark_not_plain("it calls a tool");
         }
         self.said.add_mark(mark, names);
         self.bounded()
     }
 
-    fn bounded(&self) -> Result<(), Why> {
-        let held = self.said.held() + self.ends.len() * PER_PIECE + self.ids.len() * TOKEN_BYTES;
+    fn bounded(&self) -> Result<(), UnreadableReason> {
+        let held = self.said.held() + self.ends.len() * PIECE_OVERHEAD + self.ids.len() * TOKEN_BYTES;
         if held > self.limit || u32::try_from(held).is_err() {
             return Err("it is longer than is kept (`internal.upstream.continue_bytes`)");
         }
@@ -331,7 +334,7 @@ const TEXT_MEMBERS: [&[u8]; 7] = [
 
 impl EventTemplate {
     /// Makes a mould from an event with this text, if the text occurs in it exactly once.
-    fn of(event: &[u8], channel: Channel, text: &str) -> Option<Self> {
+    fn of(event: &[u8], channel: TextChannel, text: &str) -> Option<Self> {
         let quoted = serde_json::to_string(text).ok()?;
         let mut found = memchr::memmem::find_iter(event, &quoted);
         let (Some(at), None) = (found.next(), found.next()) else { return None };

@@ -27,7 +27,7 @@ fn native(text: &str, id: u32, counted: u64) -> Value {
     json!({ "index": 0, "content": text, "tokens": [id], "stop": false, "tokens_predicted": counted })
 }
 
-fn heard(kind: Kind, events: &[Value]) -> AnswerTranscript {
+fn heard(kind: AnswerFormat, events: &[Value]) -> AnswerTranscript {
     let mut heard = AnswerTranscript::of(kind, LIMIT);
     for one in events {
         heard.feed(event(one).as_bytes());
@@ -53,12 +53,12 @@ fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
     ];
     let mut events = vec![chat(&json!({ "role": "assistant", "content": null }), &Value::Null)];
     events.extend(pieces.map(said));
-    let heard = heard(Kind::Chat, &events);
+    let heard = heard(AnswerFormat::Chat, &events);
     assert_eq!(heard.lost(), None);
     assert_eq!(heard.text(), pieces.concat());
     assert_eq!(heard.pieces().collect::<String>(), pieces.concat());
     assert_eq!(heard.frame.unwrap()["id"], "chatcmpl-1");
-    assert_eq!(heard.stage, Stage::Going);
+    assert_eq!(heard.stage, AnswerStage::Going);
 }
 
 #[test]
@@ -67,8 +67,8 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
     for piece in
         ["x", "\"quoted\"", "back\\slash", "\\", "ends\\\\", "\"},\"delta\":{\"content\":\"y", "é漢\u{0}"]
     {
-        let mut slow = AnswerTranscript::of(Kind::Chat, LIMIT);
-        let mut fast = AnswerTranscript::of(Kind::Chat, LIMIT);
+        let mut slow = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
+        let mut fast = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
         for n in 0..20 {
             let mut one = said(piece);
             fast.feed(event(&one).as_bytes());
@@ -83,70 +83,75 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
 
 #[test]
 fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
-    let all = heard(Kind::Native, &[native("a", 5, 1), native("b", 6, 2)]);
+    let all = heard(AnswerFormat::Native, &[native("a", 5, 1), native("b", 6, 2)]);
     assert_eq!(all.all_token_ids(), Some(&[5, 6][..]));
     // Of a character with several tokens, the event has only the last one.
-    let some = heard(Kind::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
+    let some = heard(AnswerFormat::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
     assert_eq!((some.all_token_ids(), some.text()), (None, "a漢"));
     // Events about the prompt have a token 0; they do not make up for tokens missing later.
     let mut progress = native("", 0, 0);
     progress["prompt_progress"] = json!({ "total": 9 });
-    let told = heard(Kind::Native, &[progress.clone(), progress.clone(), native("漢", 162, 3)]);
+    let told = heard(AnswerFormat::Native, &[progress.clone(), progress.clone(), native("漢", 162, 3)]);
     assert_eq!((told.all_token_ids(), told.counted), (None, Some(3)));
-    let told = heard(Kind::Native, &[progress.clone(), native("a", 5, 1)]);
+    let told = heard(AnswerFormat::Native, &[progress.clone(), native("a", 5, 1)]);
     assert_eq!(told.all_token_ids(), Some(&[5][..]));
-    assert!(heard(Kind::Native, &[progress]).is_blank() && !told.is_blank());
+    assert!(heard(AnswerFormat::Native, &[progress]).is_blank() && !told.is_blank());
     // A list with a gap never becomes complete again.
-    let gap = heard(Kind::Native, &[native("漢", 162, 3), native("b", 6, 4), native("", 7, 3)]);
+    let gap = heard(AnswerFormat::Native, &[native("漢", 162, 3), native("b", 6, 4), native("", 7, 3)]);
     assert_eq!(gap.all_token_ids(), None);
 }
 
 #[test]
 fn tokens_whose_text_is_held_back_are_known_until_the_text_comes() {
-    let held = heard(Kind::Native, &[native("a", 5, 1), native("", 6, 2)]);
+    let held = heard(AnswerFormat::Native, &[native("a", 5, 1), native("", 6, 2)]);
     assert!(held.withholds() && !held.is_blank());
-    let come = heard(Kind::Native, &[native("a", 5, 1), native("", 6, 2), native("\nU", 7, 3)]);
+    let come = heard(AnswerFormat::Native, &[native("a", 5, 1), native("", 6, 2), native("\nU", 7, 3)]);
     assert!(!come.withholds());
     assert_eq!(come.all_token_ids(), Some(&[5, 6, 7][..]));
-    assert!(heard(Kind::Native, &[native("", 6, 1)]).withholds());
+    assert!(heard(AnswerFormat::Native, &[native("", 6, 1)]).withholds());
     // The other dialects have no token ids: there, an event without text is the only sign of a withheld
     // token.
     let one = |piece: &str| text(piece, &Value::Null);
-    assert!(heard(Kind::Text, &[one("a"), one("")]).withholds());
-    assert!(!heard(Kind::Text, &[one("a"), one(""), one("b")]).withholds());
-    assert_eq!(heard(Kind::Text, &[one("a"), one(""), one("b")]).pieces().count(), 2);
+    assert!(heard(AnswerFormat::Text, &[one("a"), one("")]).withholds());
+    assert!(!heard(AnswerFormat::Text, &[one("a"), one(""), one("b")]).withholds());
+    assert_eq!(heard(AnswerFormat::Text, &[one("a"), one(""), one("b")]).pieces().count(), 2);
     let role = chat(&json!({ "role": "assistant", "content": null }), &Value::Null);
-    let blank = heard(Kind::Chat, &[role]);
+    let blank = heard(AnswerFormat::Chat, &[role]);
     assert!(blank.is_blank() && !blank.withholds());
-    assert!(!heard(Kind::Chat, &[said("a")]).is_blank() && !heard(Kind::Chat, &[]).is_blank());
+    assert!(
+        !heard(AnswerFormat::Chat, &[said("a")]).is_blank() && !heard(AnswerFormat::Chat, &[]).is_blank()
+    );
 }
 
 #[test]
 fn the_end_is_known_with_and_without_counters() {
     let stop = chat(&json!({}), &json!("stop"));
     let mut counted = json!({ "choices": [], "usage": { "completion_tokens": 1 } });
-    assert_eq!(heard(Kind::Chat, &[said("a"), stop.clone()]).stage(), Stage::Finished { counted: false });
     assert_eq!(
-        heard(Kind::Chat, &[said("a"), stop.clone(), counted.clone()]).stage(),
-        Stage::Finished { counted: true }
+        heard(AnswerFormat::Chat, &[said("a"), stop.clone()]).stage(),
+        AnswerStage::Finished { counted: false }
+    );
+    assert_eq!(
+        heard(AnswerFormat::Chat, &[said("a"), stop.clone(), counted.clone()]).stage(),
+        AnswerStage::Finished { counted: true }
     );
     let mut last = text("", &json!("length"));
     last["usage"] = counted["usage"].take();
     assert_eq!(
-        heard(Kind::Text, &[text("a", &Value::Null), last]).stage(),
-        Stage::Finished { counted: true }
+        heard(AnswerFormat::Text, &[text("a", &Value::Null), last]).stage(),
+        AnswerStage::Finished { counted: true }
     );
     let mut end = native("", 0, 1);
     end["stop"] = json!(true);
-    assert_eq!(heard(Kind::Native, &[native("a", 5, 1), end]).stage(), Stage::Done);
-    let mut done = heard(Kind::Chat, &[said("a"), stop]);
+    assert_eq!(heard(AnswerFormat::Native, &[native("a", 5, 1), end]).stage(), AnswerStage::Done);
+    let mut done = heard(AnswerFormat::Chat, &[said("a"), stop]);
     done.feed(b"data: [DONE]\n\n");
-    assert_eq!((done.stage(), done.lost()), (Stage::Done, None));
+    assert_eq!((done.stage(), done.lost()), (AnswerStage::Done, None));
 }
 
 #[test]
 fn comments_are_no_events() {
-    let mut heard = AnswerTranscript::of(Kind::Chat, LIMIT);
+    let mut heard = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
     heard.feed(b": ping\n\n");
     heard.feed(format!(":\n\n{}: x\n\n", event(&said("a"))).as_bytes());
     assert_eq!((heard.text(), heard.lost()), ("a", None));
@@ -158,17 +163,19 @@ fn what_is_more_than_one_text_is_not_plain() {
         json!([{ "index": 0, "id": "x", "type": "function", "function": { "name": "f", "arguments": "{" } }]);
     let more = json!([{ "index": 0, "function": { "arguments": "}" } }]);
     let call = chat(&json!({ "tool_calls": header }), &Value::Null);
-    let calls = heard(Kind::Chat, &[said("a"), call, chat(&json!({ "tool_calls": more }), &Value::Null)]);
+    let calls =
+        heard(AnswerFormat::Chat, &[said("a"), call, chat(&json!({ "tool_calls": more }), &Value::Null)]);
     assert_eq!((calls.lost(), calls.is_plain(), calls.text()), (None, Err("it calls a tool"), "a{}"));
-    let thinks = heard(Kind::Chat, &[chat(&json!({ "reasoning_content": "hm" }), &Value::Null), said("a")]);
+    let thinks =
+        heard(AnswerFormat::Chat, &[chat(&json!({ "reasoning_content": "hm" }), &Value::Null), said("a")]);
     let why = "it has reasoning apart from its text";
     assert_eq!((thinks.lost(), thinks.is_plain(), thinks.text()), (None, Err(why), "hma"));
-    let plain = heard(Kind::Chat, &[said("a")]);
+    let plain = heard(AnswerFormat::Chat, &[said("a")]);
     assert_eq!(plain.is_plain(), Ok(()));
     assert!(plain.not_plain("because").is_plain().is_err());
-    let ended = heard(Kind::Chat, &[said("a"), chat(&json!({}), &json!("stop"))]);
+    let ended = heard(AnswerFormat::Chat, &[said("a"), chat(&json!({}), &json!("stop"))]);
     assert!(ended.is_plain().is_err());
-    for kind in [Kind::Messages, Kind::Responses] {
+    for kind in [AnswerFormat::Messages, AnswerFormat::Responses] {
         assert!(AnswerTranscript::of(kind, LIMIT).is_plain().is_err());
     }
 }
@@ -182,7 +189,7 @@ fn other_routes_are_heard_in_their_own_words() {
             &json!({ "type": "content_block_delta", "index": 1, "delta": { "type": "text_delta", "text": text } }),
         )
     };
-    let mut heard = AnswerTranscript::of(Kind::Messages, LIMIT);
+    let mut heard = AnswerTranscript::of(AnswerFormat::Messages, LIMIT);
     heard.feed(
         data("message_start", &json!({ "type": "message_start", "message": { "id": "one" } })).as_bytes(),
     );
@@ -191,8 +198,8 @@ fn other_routes_are_heard_in_their_own_words() {
     assert_eq!((heard.lost(), heard.text(), heard.is_blank()), (None, "a\"b\"c", false));
     assert!(heard.mould.is_some());
     heard.feed(data("message_stop", &json!({ "type": "message_stop" })).as_bytes());
-    assert_eq!(heard.stage(), Stage::Done);
-    let mut heard = AnswerTranscript::of(Kind::Responses, LIMIT);
+    assert_eq!(heard.stage(), AnswerStage::Done);
+    let mut heard = AnswerTranscript::of(AnswerFormat::Responses, LIMIT);
     let numbered = |number: u64, text: &str| {
         let event = json!({ "type": "response.output_text.delta", "sequence_number": number, "item_id": "i", "delta": text });
         data("response.output_text.delta", &event)
@@ -214,26 +221,26 @@ fn what_is_not_understood_is_not_continued() {
     probabilities["completion_probabilities"] = json!([]);
     let cases = [
         (
-            Kind::Chat,
+            AnswerFormat::Chat,
             chat(&json!({ "tool_calls": [{ "index": 0 }, { "index": 1 }] }), &Value::Null),
             "several calls",
         ),
-        (Kind::Chat, chat(&json!({ "tool_calls": [{ "id": "x" }] }), &Value::Null), "not written as"),
-        (Kind::Chat, chat(&json!({ "audio": {} }), &Value::Null), "more than text"),
-        (Kind::Messages, json!({ "type": "something" }), "not known"),
-        (Kind::Responses, json!({ "type": "response.something" }), "not known"),
-        (Kind::Responses, json!({ "type": "response.failed" }), "an error"),
-        (Kind::Chat, second, "several answers"),
-        (Kind::Chat, two, "several answers"),
-        (Kind::Chat, probable, "probabilities"),
-        (Kind::Chat, verbose, "debugging"),
-        (Kind::Chat, json!({ "error": { "message": "no" } }), "an error"),
-        (Kind::Chat, json!({ "a": 1 }), "no choices"),
-        (Kind::Chat, json!([1]), "no JSON object"),
-        (Kind::Native, probabilities, "probabilities"),
-        (Kind::Native, json!({ "index": 1, "content": "" }), "several answers"),
-        (Kind::Native, json!({ "stop": false }), "no text"),
-        (Kind::Text, json!({ "choices": [{ "index": 0 }] }), "no text"),
+        (AnswerFormat::Chat, chat(&json!({ "tool_calls": [{ "id": "x" }] }), &Value::Null), "not written as"),
+        (AnswerFormat::Chat, chat(&json!({ "audio": {} }), &Value::Null), "more than text"),
+        (AnswerFormat::Messages, json!({ "type": "something" }), "not known"),
+        (AnswerFormat::Responses, json!({ "type": "response.something" }), "not known"),
+        (AnswerFormat::Responses, json!({ "type": "response.failed" }), "an error"),
+        (AnswerFormat::Chat, second, "several answers"),
+        (AnswerFormat::Chat, two, "several answers"),
+        (AnswerFormat::Chat, probable, "probabilities"),
+        (AnswerFormat::Chat, verbose, "debugging"),
+        (AnswerFormat::Chat, json!({ "error": { "message": "no" } }), "an error"),
+        (AnswerFormat::Chat, json!({ "a": 1 }), "no choices"),
+        (AnswerFormat::Chat, json!([1]), "no JSON object"),
+        (AnswerFormat::Native, probabilities, "probabilities"),
+        (AnswerFormat::Native, json!({ "index": 1, "content": "" }), "several answers"),
+        (AnswerFormat::Native, json!({ "stop": false }), "no text"),
+        (AnswerFormat::Text, json!({ "choices": [{ "index": 0 }] }), "no text"),
     ];
     for (kind, one, why) in cases {
         let heard = heard(kind, std::slice::from_ref(&one));
@@ -242,27 +249,27 @@ fn what_is_not_understood_is_not_continued() {
     }
     for odd in ["event: x\n\n", "data: {}\r\n\r\n", "data: {\ndata: }\n\n", "id: 1\n\n", "data: nonsense\n\n"]
     {
-        let mut heard = AnswerTranscript::of(Kind::Chat, LIMIT);
+        let mut heard = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
         heard.feed(odd.as_bytes());
         assert!(heard.lost().is_some(), "{odd:?}");
     }
-    let after = heard(Kind::Chat, &[said("a"), chat(&json!({}), &json!("stop")), said("b")]);
+    let after = heard(AnswerFormat::Chat, &[said("a"), chat(&json!({}), &json!("stop")), said("b")]);
     assert!(after.lost().is_some());
 }
 
 #[test]
 fn no_more_is_held_than_may_be() {
-    let mut heard = AnswerTranscript::of(Kind::Chat, 1000);
+    let mut heard = AnswerTranscript::of(AnswerFormat::Chat, 1000);
     let mut fed = 0;
     while heard.lost().is_none() {
         heard.feed(event(&said("0123456789")).as_bytes());
         fed += 1;
-        assert!(heard.said.held() + heard.ends.len() * PER_PIECE <= 1000);
+        assert!(heard.said.held() + heard.ends.len() * PIECE_OVERHEAD <= 1000);
         assert!(fed < 200, "it must come to an end");
     }
     assert!(heard.lost().is_some_and(|lost| lost.contains("continue_bytes")));
     // Pieces without text have an overhead, too.
-    let mut empty = AnswerTranscript::of(Kind::Text, 1000);
+    let mut empty = AnswerTranscript::of(AnswerFormat::Text, 1000);
     for _ in 0..10_000 {
         empty.feed(event(&text("", &Value::Null)).as_bytes());
         empty.feed(event(&text("a", &Value::Null)).as_bytes());

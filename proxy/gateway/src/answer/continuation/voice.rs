@@ -2,27 +2,27 @@
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
-use warden_policies::Work;
+use warden_policies::WorkDone;
 
-use super::repeat::Repeat;
-use super::rest::Rest;
+use super::repeat::RepeatTranslator;
+use super::rest::RestTranslator;
 
 /// Last line of a stream in `OpenAI`'s dialect.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Members that are the same in all events of one stream, in that dialect.
-pub(super) const SAME: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
+pub(super) const SHARED_MEMBERS: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
 
 /// Reason why a stream does not continue the first one.
-pub(crate) type Why = &'static str;
+pub(crate) type MismatchReason = &'static str;
 
 /// The two ways in which another server continues an answer.
 #[derive(Debug)]
 pub(crate) enum EventTranslator {
     /// The server was given the tokens of the answer so far.
-    Rest(Rest),
+    Rest(RestTranslator),
     /// The server computes the whole answer once more.
-    Repeat(Repeat),
+    Repeat(RepeatTranslator),
 }
 
 impl EventTranslator {
@@ -47,7 +47,7 @@ impl EventTranslator {
     }
 
     /// Returns the work of the whole answer, given that of the other server.
-    pub(crate) fn work(&self, continued: Work) -> Work {
+    pub(crate) fn work(&self, continued: WorkDone) -> WorkDone {
         match self {
             Self::Rest(rest) => rest.work(continued),
             Self::Repeat(repeat) => repeat.work(continued),
@@ -56,11 +56,11 @@ impl EventTranslator {
 
     /// Returns the tokens of the whole answer, given those of the other server.
     pub(crate) fn tokens(&self, continued: u64) -> u64 {
-        self.work(Work { output_tokens: continued, ..Work::default() }).output_tokens
+        self.work(WorkDone { output_tokens: continued, ..WorkDone::default() }).output_tokens
     }
 
     /// Translates complete events of the other server into those for the client.
-    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
+    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         match self {
             Self::Rest(rest) => rest.say(whole),
             Self::Repeat(repeat) => repeat.say(whole),

@@ -5,28 +5,28 @@ use std::io;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use warden_policies::Work;
+use warden_policies::WorkDone;
 
-use super::Relay;
+use super::AnswerRelay;
 use crate::answer::continuation;
 use crate::answer::life_sign::life_sign;
 use crate::backend::backends::BackendLease;
-use crate::body::sent::Sent;
-use crate::observe::Outcome;
-use crate::protocol::sse::Events;
+use crate::body::sent::SentBody;
+use crate::observe::RequestOutcome;
+use crate::protocol::sse::EventSplitter;
 use crate::refusal::{CANCELLED, StreamEnd, stream_error};
 
-impl Relay {
+impl AnswerRelay {
     /// Cuts an answer that cannot continue. An event stream gets an error event; any other body breaks off.
-    pub(super) fn cut(&mut self, outcome: Outcome, why: &str) -> io::Result<()> {
+    pub(super) fn cut(&mut self, outcome: RequestOutcome, why: &str) -> io::Result<()> {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
-        let died = matches!(outcome, Outcome::UpstreamDied | Outcome::Revoked);
+        let died = matches!(outcome, RequestOutcome::UpstreamDied | RequestOutcome::Revoked);
         let words = match self.heard.as_ref().and_then(|heard| heard.lost()).filter(|_| died) {
             Some(lost) => format!("model `{model}`: {}", continuation::instead(why, lost)),
             None => format!("model `{model}`: {why}"),
         };
-        let end = if outcome == Outcome::Cancelled { StreamEnd::Cancelled } else { StreamEnd::Fault };
+        let end = if outcome == RequestOutcome::Cancelled { StreamEnd::Cancelled } else { StreamEnd::Fault };
         self.queue_end_event(end, &words);
         let in_band = self.last_words.is_some();
         self.end(outcome);
@@ -42,9 +42,9 @@ impl Relay {
         }
         // Stop looking for another backend.
         self.resuming = None;
-        let cut = self.cut(Outcome::Cancelled, CANCELLED);
+        let cut = self.cut(RequestOutcome::Cancelled, CANCELLED);
         // Between two backends there is no lease, so `cut` reports nothing.
-        self.flight.finish(Outcome::Cancelled);
+        self.flight.finish(RequestOutcome::Cancelled);
         cut.err().map(|error| self.defer_error(error, context))
     }
 
@@ -53,10 +53,10 @@ impl Relay {
     pub(super) fn cut_different(&mut self, why: &str) {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
-        let died = continuation::describe_server_end(Outcome::UpstreamDied);
+        let died = continuation::describe_server_end(RequestOutcome::UpstreamDied);
         let words = format!("model `{model}`: {}", continuation::instead(died, why));
         self.say(&words);
-        self.close(Outcome::UpstreamGarbled, Outcome::UpstreamDied);
+        self.close(RequestOutcome::UpstreamGarbled, RequestOutcome::UpstreamDied);
     }
 
     /// Adds the error event of a stream that cannot continue; does nothing for any other answer.
@@ -96,25 +96,25 @@ impl Relay {
             self.flight.passed(words.len());
             self.last_words = Some(words);
         }
-        self.end(Outcome::Ok);
+        self.end(RequestOutcome::Ok);
     }
 
-    pub(super) fn end(&mut self, outcome: Outcome) {
+    pub(super) fn end(&mut self, outcome: RequestOutcome) {
         self.close(outcome, outcome);
     }
 
     /// Counts the work, returns all resources and reports. Only the first call has an effect. The second
     /// outcome is that of the whole answer, which may be the fault of an earlier backend.
-    pub(super) fn close(&mut self, outcome: Outcome, told: Outcome) {
+    pub(super) fn close(&mut self, outcome: RequestOutcome, told: RequestOutcome) {
         self.ended = true;
         let Some(lease) = self.lease.take() else { return };
         blame(&*lease, &self.sent, outcome);
-        if outcome == Outcome::Ok {
+        if outcome == RequestOutcome::Ok {
             lease.answered(self.sent.print());
         }
         // Release the connection first: without the lease its generation may be stopped.
         if let Some(conn) = self.conn.take()
-            && outcome == Outcome::Ok
+            && outcome == RequestOutcome::Ok
             && self.reusable
             && self.sent.is_whole()
         {
@@ -125,10 +125,10 @@ impl Relay {
         let record = &mut self.flight.record;
         record.bytes_in = bytes_in;
         if let (Some(meter), Some(trace)) = (&self.meter, &mut record.trace) {
-            meter.tell(trace, outcome == Outcome::Ok && self.generates);
+            meter.tell(trace, outcome == RequestOutcome::Ok && self.generates);
         }
         if let Some(meter) = &self.meter
-            && outcome == Outcome::Ok
+            && outcome == RequestOutcome::Ok
         {
             // Only a whole answer is evidence of the backend's health; a cut one is recorded elsewhere.
             let ended = meter.outcome(record.answer_status());
@@ -143,16 +143,17 @@ impl Relay {
             && (200..300).contains(&record.answer_status())
         {
             let counts = meter.is_told();
-            let events = self.events.as_ref().map(Events::seen);
-            let seen = (outcome != Outcome::Ok || !counts).then_some(events.unwrap_or(0));
+            let events = self.events.as_ref().map(EventSplitter::seen);
+            let seen = (outcome != RequestOutcome::Ok || !counts).then_some(events.unwrap_or(0));
             let (images, audio) = self.sent.media();
-            let work = Work { images, audio, ..meter.work(seen) };
+            let work = WorkDone { images, audio, ..meter.work(seen) };
             lease.add_work(work);
             record.work = self.voice.as_ref().map_or(work, |voice| voice.work(work));
             let is_stream = events.is_some();
             let output = if !counts && !is_stream && self.generates { record.bytes_out } else { 0 };
             let prompt = std::mem::take(&mut self.flight.prompt_bytes);
-            let is_paid = !meter.has_prompt_size() && matches!(outcome, Outcome::Ok | Outcome::ClientGone);
+            let is_paid = !meter.has_prompt_size()
+                && matches!(outcome, RequestOutcome::Ok | RequestOutcome::ClientGone);
             self.flight.untold = output + if is_paid { prompt } else { 0 };
         } else {
             // The prompt of a refused request was not evaluated.
@@ -163,23 +164,23 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for AnswerRelay {
     fn drop(&mut self) {
         self.reusable = false;
-        self.end(Outcome::ClientGone);
+        self.end(RequestOutcome::ClientGone);
     }
 }
 
 /// Records the loss of a backend against the request and against that backend.
-pub(super) fn blame(lease: &dyn BackendLease, sent: &Sent, outcome: Outcome) {
+pub(super) fn blame(lease: &dyn BackendLease, sent: &SentBody, outcome: RequestOutcome) {
     match (outcome, sent.sent_fingerprint()) {
-        (Outcome::UpstreamDied, print) => {
+        (RequestOutcome::UpstreamDied, print) => {
             if let Some(print) = print {
                 lease.broke(print);
             }
             lease.doubt();
         }
-        (Outcome::Revoked, Some(print)) => lease.lost(print),
+        (RequestOutcome::Revoked, Some(print)) => lease.lost(print),
         _ => {}
     }
 }

@@ -40,23 +40,23 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use warden_policies::ModelName;
 
 use self::onward::check_stream;
-pub(crate) use self::terms::{Continues, EventTerms, RelayTerms};
-use crate::answer::continuation::{self, AnswerTranscript, Cut, EventTranslator, Stage};
+pub(crate) use self::terms::{ContinuationTerms, EventTerms, RelayTerms};
+use crate::answer::continuation::{self, AnswerStage, AnswerTranscript, EventTranslator, StreamCut};
 use crate::answer::flight::InFlightRequest;
 use crate::answer::meter::AnswerMeter;
 use crate::answer::remember::TurnRecorder;
 use crate::answer::resuming::ResumeSearch;
-use crate::backend::again::{Again, Search};
-use crate::backend::attempts::Backend;
+use crate::backend::again::{BackendSearch, RepeatableRequest};
+use crate::backend::attempts::AnsweringBackend;
 use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::pool::Pool;
+use crate::backend::pool::ConnectionPool;
 use crate::backend::upstream_conn::UpstreamConn;
-use crate::body::sent::Sent;
-use crate::observe::Outcome;
-use crate::protocol::sse::Events;
+use crate::body::sent::SentBody;
+use crate::observe::RequestOutcome;
+use crate::protocol::sse::EventSplitter;
 use crate::refusal::ErrorDialect;
 
-pub(crate) struct Relay {
+pub(crate) struct AnswerRelay {
     incoming: Incoming,
     /// Pieces that were read before the head was passed on.
     ahead: VecDeque<Bytes>,
@@ -64,17 +64,17 @@ pub(crate) struct Relay {
     lease: Option<Arc<dyn BackendLease>>,
     revoked: BoxFuture<'static, ()>,
     conn: Option<UpstreamConn>,
-    pool: Arc<Pool>,
-    sent: Arc<Sent>,
+    pool: Arc<ConnectionPool>,
+    sent: Arc<SentBody>,
     meter: Option<AnswerMeter>,
     tail_bytes: Option<usize>,
     generates: bool,
-    events: Option<Events>,
+    events: Option<EventSplitter>,
     terms: Option<EventTerms>,
     /// The request, as long as it may be executed again or its answer continued elsewhere.
-    again: Option<Box<Again>>,
+    again: Option<Box<RepeatableRequest>>,
     /// Parameters of a search for yet another server, while a server replaces a canary.
-    spare: Option<Box<Search>>,
+    spare: Option<Box<BackendSearch>>,
     /// Request and answer, kept for the next process.
     remember: Option<Box<TurnRecorder>>,
     /// The client's part of a stream that may be continued elsewhere.
@@ -99,16 +99,16 @@ pub(crate) struct Relay {
     breaking: Option<io::Error>,
 }
 
-impl Relay {
+impl AnswerRelay {
     pub(crate) fn new(
         (incoming, ahead): (Incoming, VecDeque<Bytes>),
         flight: Box<InFlightRequest>,
-        backend: Backend,
-        again: Option<Box<Again>>,
+        backend: AnsweringBackend,
+        again: Option<Box<RepeatableRequest>>,
         remember: Option<Box<TurnRecorder>>,
         terms: &RelayTerms,
     ) -> Box<Self> {
-        let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
+        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
         let again = again.filter(|_| terms.events.is_some());
         let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continues);
         let heard = continues.map(|continues| Box::new(continues.transcript()));
@@ -128,7 +128,7 @@ impl Relay {
                 meter: terms.tail_bytes.map(AnswerMeter::new),
                 tail_bytes: terms.tail_bytes,
                 generates: terms.generates,
-                events: terms.events.map(|terms| Events::new(terms.limit)),
+                events: terms.events.map(|terms| EventSplitter::new(terms.limit)),
                 terms: terms.events,
                 again,
                 spare: None,
@@ -155,7 +155,7 @@ impl Relay {
     /// Starts an answer. A part of its request may still be in transit.
     fn begin(&mut self) {
         if self.incoming.is_end_stream() && self.ahead.is_empty() {
-            self.end(Outcome::Ok);
+            self.end(RequestOutcome::Ok);
         } else if !self.sent.is_whole()
             && let Some(conn) = &mut self.conn
         {
@@ -216,7 +216,7 @@ impl Relay {
                                 let comment = self.comment(": continued by another process\n\n");
                                 return Poll::Ready(Some(Ok(Frame::data(comment))));
                             }
-                            Err(Cut { outcome, words }) => {
+                            Err(StreamCut { outcome, words }) => {
                                 self.say(&words);
                                 self.ended = true;
                                 self.flight.finish(outcome);
@@ -244,9 +244,9 @@ impl Relay {
                         self.cut_different(why);
                         continue;
                     }
-                    Err(_) if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) => continue,
+                    Err(_) if self.is_canarys() && self.goes_on(RequestOutcome::UpstreamDied) => continue,
                     Err(why) => {
-                        if let Err(error) = self.cut(Outcome::UpstreamGarbled, why) {
+                        if let Err(error) = self.cut(RequestOutcome::UpstreamGarbled, why) {
                             return self.defer_error(error, context);
                         }
                         continue;
@@ -258,9 +258,9 @@ impl Relay {
                     // backend's.
                     let cut = match self.sent.fault() {
                         Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
-                        None if self.goes_on(Outcome::UpstreamDied) => Ok(()),
+                        None if self.goes_on(RequestOutcome::UpstreamDied) => Ok(()),
                         None => {
-                            let outcome = Outcome::UpstreamDied;
+                            let outcome = RequestOutcome::UpstreamDied;
                             self.cut(outcome, continuation::describe_server_end(outcome))
                         }
                     };
@@ -270,28 +270,34 @@ impl Relay {
                     continue;
                 }
                 Poll::Ready(None) if self.voice.as_ref().is_some_and(|voice| !voice.has_ended()) => {
-                    if let Err(error) = self.cut(Outcome::UpstreamDied, "its continuation has no end") {
+                    if let Err(error) = self.cut(RequestOutcome::UpstreamDied, "its continuation has no end")
+                    {
                         return self.defer_error(error, context);
                     }
                     continue;
                 }
                 // A canary's stream that ends early is treated as a death.
-                Poll::Ready(None) if self.is_unfinished() && self.goes_on(Outcome::UpstreamDied) => continue,
+                Poll::Ready(None) if self.is_unfinished() && self.goes_on(RequestOutcome::UpstreamDied) => {
+                    continue;
+                }
                 Poll::Ready(None) => {
                     // An incomplete event of a continuation is dropped.
-                    let rest = self.events.as_mut().filter(|_| self.voice.is_none()).map(Events::finish);
+                    let rest =
+                        self.events.as_mut().filter(|_| self.voice.is_none()).map(EventSplitter::finish);
                     self.last_words = rest.filter(|rest| !rest.is_empty());
-                    self.end(Outcome::Ok);
+                    self.end(RequestOutcome::Ok);
                     continue;
                 }
                 Poll::Pending => match self.overdue(context) {
                     None => return Poll::Pending,
-                    Some((end @ (Outcome::Revoked | Outcome::UpstreamDied), _)) if self.goes_on(end) => {
+                    Some((end @ (RequestOutcome::Revoked | RequestOutcome::UpstreamDied), _))
+                        if self.goes_on(end) =>
+                    {
                         continue;
                     }
                     // A silent canary is replaced at once; the client does not wait for its end.
-                    Some((Outcome::UpstreamStalled, _))
-                        if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) =>
+                    Some((RequestOutcome::UpstreamStalled, _))
+                        if self.is_canarys() && self.goes_on(RequestOutcome::UpstreamDied) =>
                     {
                         continue;
                     }
@@ -366,7 +372,7 @@ impl Relay {
         }
         // A body of known length ends with its last byte: the client's side may never poll again.
         if self.events.is_none() && self.incoming.is_end_stream() && self.ahead.is_empty() {
-            self.end(Outcome::Ok);
+            self.end(RequestOutcome::Ok);
         }
         Ok(piece)
     }
@@ -374,7 +380,7 @@ impl Relay {
     /// Returns whether a canary is answering and a stream that ended now would be incomplete.
     fn is_unfinished(&self) -> bool {
         let is_empty = || self.events.as_ref().is_some_and(|events| events.seen() == 0);
-        let is_going = || self.heard.as_ref().is_some_and(|heard| heard.stage() == Stage::Going);
+        let is_going = || self.heard.as_ref().is_some_and(|heard| heard.stage() == AnswerStage::Going);
         self.is_canarys() && (is_empty() || is_going())
     }
 
@@ -407,10 +413,10 @@ impl Relay {
 
     /// Checks the time limits of an answer that is silent. Returns its outcome and the reason, if one has
     /// passed.
-    fn overdue(&mut self, context: &mut Context<'_>) -> Option<(Outcome, &'static str)> {
+    fn overdue(&mut self, context: &mut Context<'_>) -> Option<(RequestOutcome, &'static str)> {
         if self.revoked.as_mut().poll(context).is_ready() {
             let stopped = self.lease.as_ref().is_none_or(|lease| lease.was_stopped());
-            let outcome = if stopped { Outcome::Revoked } else { Outcome::UpstreamDied };
+            let outcome = if stopped { RequestOutcome::Revoked } else { RequestOutcome::UpstreamDied };
             return Some((outcome, continuation::describe_server_end(outcome)));
         }
         let due = match self.terms {
@@ -421,7 +427,7 @@ impl Relay {
                 }
                 // Before the first comment or token of a stream, the backend may be evaluating a prompt.
                 // The supervisor's health checks limit that time by the times of other prompts.
-                let told = self.events.as_ref().is_some_and(Events::has_passed_any);
+                let told = self.events.as_ref().is_some_and(EventSplitter::has_passed_any);
                 // A canary gets no longer than is usual.
                 let begun =
                     self.begins_by.is_none() || self.events.as_ref().is_some_and(|events| events.seen() > 0);
@@ -440,13 +446,13 @@ impl Relay {
             let now = Instant::now();
             if now >= self.deadline {
                 return Some((
-                    Outcome::TimedOut,
+                    RequestOutcome::TimedOut,
                     "the answer took longer than it may (`upstream.exchange_timeout`, or an endpoint's own `timeout`)",
                 ));
             }
             if now >= due {
                 return Some((
-                    Outcome::UpstreamStalled,
+                    RequestOutcome::UpstreamStalled,
                     "nothing came for longer than `upstream.stream_idle`",
                 ));
             }

@@ -2,24 +2,24 @@
 
 use bytes::Bytes;
 use http::StatusCode;
-use warden_policies::{ModelName, Work};
+use warden_policies::{ModelName, WorkDone};
 
-use super::Relay;
+use super::AnswerRelay;
 use super::ending::blame;
 use crate::answer::assemble::is_events;
-use crate::answer::continuation::{self, Cut, DONE, EventTranslator, Repeat, Stage};
+use crate::answer::continuation::{self, AnswerStage, DONE, EventTranslator, RepeatTranslator, StreamCut};
 use crate::answer::meter::AnswerMeter;
 use crate::answer::resuming::ResumeSearch;
-use crate::backend::again::Again;
-use crate::backend::attempts::{Backend, RelayedAnswer};
-use crate::observe::Outcome;
-use crate::protocol::sse::Events;
+use crate::backend::again::RepeatableRequest;
+use crate::backend::attempts::{AnsweringBackend, RelayedAnswer};
+use crate::observe::RequestOutcome;
+use crate::protocol::sse::EventSplitter;
 use crate::protocol::wire;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 
-impl Relay {
+impl AnswerRelay {
     /// Handles the loss of the backend. Returns whether the stream continues, or already has everything.
-    pub(super) fn goes_on(&mut self, outcome: Outcome) -> bool {
+    pub(super) fn goes_on(&mut self, outcome: RequestOutcome) -> bool {
         if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
             self.finish_complete(Bytes::new());
             return true;
@@ -38,9 +38,9 @@ impl Relay {
         if let Some(heard) = heard.as_ref().filter(|_| is_one) {
             let wants = || continuation::wants_usage(&again);
             let ends = match heard.stage() {
-                Stage::Done => Some(Bytes::new()),
-                Stage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
-                Stage::Going | Stage::Finished { .. } => None,
+                AnswerStage::Done => Some(Bytes::new()),
+                AnswerStage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
+                AnswerStage::Going | AnswerStage::Finished { .. } => None,
             };
             if let Some(words) = ends {
                 self.finish_complete(words);
@@ -52,8 +52,8 @@ impl Relay {
         // This work counts, whether or not the rest arrives.
         if begun && let Some(meter) = &self.meter {
             let (images, audio) = self.sent.media();
-            let seen = self.events.as_ref().map(Events::seen);
-            self.flight.record.work = Work { images, audio, ..meter.work(seen) };
+            let seen = self.events.as_ref().map(EventSplitter::seen);
+            self.flight.record.work = WorkDone { images, audio, ..meter.work(seen) };
         }
         self.conn = None;
         self.revoked = Box::pin(std::future::pending());
@@ -65,8 +65,8 @@ impl Relay {
         self.spare = (lease.is_canary() && heard.is_none()).then(|| Box::new(again.search.clone()));
         let model = again.search.model.clone();
         let died = match outcome {
-            Outcome::Revoked => Refusal::Revoked { model },
-            _ => Refusal::Died { model },
+            RequestOutcome::Revoked => RequestRefusal::Revoked { model },
+            _ => RequestRefusal::Died { model },
         };
         let mut record = self.flight.record.clone();
         let paid = record.work;
@@ -74,13 +74,13 @@ impl Relay {
             let found = match heard {
                 None => {
                     let found = again.run(&mut record, lease, died).await;
-                    found.map(|relayed| (relayed, None)).map_err(Cut::from)
+                    found.map(|relayed| (relayed, None)).map_err(StreamCut::from)
                 }
                 // The client has no content yet, so any answer will do: begin again under the same ids.
                 Some(heard) if heard.is_blank() && is_one => {
-                    let voice = Repeat::of(*heard, paid).map(EventTranslator::Repeat);
+                    let voice = RepeatTranslator::of(*heard, paid).map(EventTranslator::Repeat);
                     let found = again.run(&mut record, lease, died).await;
-                    found.map(|relayed| (relayed, voice)).map_err(Cut::from)
+                    found.map(|relayed| (relayed, voice)).map_err(StreamCut::from)
                 }
                 Some(heard) => {
                     let found = continuation::go_on(*again, heard, &mut record, lease, died, paid).await;
@@ -96,20 +96,20 @@ impl Relay {
     /// Starts relaying another backend's answer to the same request, or its rest of the first answer.
     pub(super) fn resume(&mut self, relayed: RelayedAnswer, voice: Option<EventTranslator>) {
         let RelayedAnswer { response, backend, kept, .. } = relayed;
-        let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = *backend;
+        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by } = *backend;
         lease.note_progress(0);
         lease.note_answered(true, true);
         self.incoming = response.into_body();
         (self.lease, self.conn) = (Some(lease), Some(conn));
         (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
         // An incomplete event of the first backend is dropped.
-        self.events = self.terms.map(|terms| Events::new(terms.limit));
+        self.events = self.terms.map(|terms| EventSplitter::new(terms.limit));
         self.meter = self.tail_bytes.map(AnswerMeter::new);
         self.voice = voice.map(Box::new);
         (self.waiting, self.timer, self.begins_by) = (None, None, begins_by);
         // If this backend dies, too, the request may be moved again: the first one was only a canary.
         if let Some((search, message)) = self.spare.take().zip(kept) {
-            self.again = Some(Box::new(Again { search: *search, message }));
+            self.again = Some(Box::new(RepeatableRequest { search: *search, message }));
             self.heard = self
                 .terms
                 .and_then(|terms| terms.continues)
@@ -120,12 +120,15 @@ impl Relay {
 }
 
 /// Checks that the answer of a second backend can take the place of the first one's stream.
-pub(super) fn check_stream(relayed: RelayedAnswer, model: &ModelName) -> Result<RelayedAnswer, Refusal> {
+pub(super) fn check_stream(
+    relayed: RelayedAnswer,
+    model: &ModelName,
+) -> Result<RelayedAnswer, RequestRefusal> {
     let (status, headers) = (relayed.response.status(), relayed.response.headers());
     let why = match wire::check_answer(status, headers) {
         Err(why) => why.to_owned(),
         Ok(()) if status == StatusCode::OK && is_events(headers) => return Ok(relayed),
         Ok(()) => format!("the process that followed the one that died answers with {status} and no stream"),
     };
-    Err(Refusal::Garbled { model: model.clone(), why })
+    Err(RequestRefusal::Garbled { model: model.clone(), why })
 }

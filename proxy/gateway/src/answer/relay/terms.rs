@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::answer::assemble::Kind;
+use crate::answer::assemble::AnswerFormat;
 use crate::answer::continuation::AnswerTranscript;
 use crate::refusal::ErrorDialect;
 
@@ -29,20 +29,20 @@ pub(crate) struct EventTerms {
     /// Interval of keep-alives while another backend is looked for.
     pub(crate) comment: Duration,
     /// Terms of a continuation by another backend; `None` if there is none.
-    pub(crate) continues: Option<Continues>,
+    pub(crate) continues: Option<ContinuationTerms>,
 }
 
 /// Terms under which another backend can continue a generated stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Continues {
-    pub(crate) kind: Kind,
+pub(crate) struct ContinuationTerms {
+    pub(crate) kind: AnswerFormat,
     /// Bytes of the stream that are kept, at most.
     pub(crate) most: usize,
     /// The generated text is inserted into the middle of another text.
     pub(crate) fills_in: bool,
 }
 
-impl Continues {
+impl ContinuationTerms {
     pub(super) fn transcript(self) -> AnswerTranscript {
         let heard = AnswerTranscript::of(self.kind, self.most);
         if self.fills_in { heard.not_plain("what it fills in has text behind it") } else { heard }

@@ -6,9 +6,9 @@
 //!   depth 4   parts of a content        is there one?
 //! ```
 
-use super::{Content, List, MOST, Message, Place, Slot};
+use super::{ContentKind, JsonList, JsonPlace, JsonSlot, MAX_OCCURRENCES, SystemMessage};
 use crate::body::spelling::StringSpelling;
-use crate::refusal::Unreadable;
+use crate::refusal::UnreadableBody;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MessageField {
@@ -21,22 +21,22 @@ enum MessageField {
 #[derive(Debug)]
 struct ListElement {
     start: u64,
-    slot: Slot,
+    slot: JsonSlot,
     field: MessageField,
     is_system: bool,
-    content: Option<(u64, Content)>,
+    content: Option<(u64, ContentKind)>,
 }
 
 /// State of a list that is being read. A depth is that of the token itself: 2 for the elements.
 #[derive(Debug, Default)]
-pub(super) struct Messages {
-    list: List,
+pub(super) struct MessageListReader {
+    list: JsonList,
     comma: Option<u64>,
     element: Option<ListElement>,
 }
 
-impl Messages {
-    pub(super) fn finish(self) -> List {
+impl MessageListReader {
+    pub(super) fn finish(self) -> JsonList {
         self.list
     }
 
@@ -47,14 +47,15 @@ impl Messages {
                 self.list.count += 1;
                 self.element = (byte == b'{').then_some(ListElement {
                     start: here,
-                    slot: Slot::Key,
+                    slot: JsonSlot::Key,
                     field: MessageField::Other,
                     is_system: false,
                     content: None,
                 });
             }
             3 => {
-                let content = if byte == b'[' { Content::List { is_empty: true } } else { Content::Other };
+                let content =
+                    if byte == b'[' { ContentKind::List { is_empty: true } } else { ContentKind::Other };
                 self.field(here, content, false);
             }
             _ => self.part(depth),
@@ -62,13 +63,13 @@ impl Messages {
     }
 
     /// Handles the end of an element that is an object or a list; `end` is the offset after it.
-    pub(super) fn end_element(&mut self, end: u64) -> Result<(), Unreadable> {
+    pub(super) fn end_element(&mut self, end: u64) -> Result<(), UnreadableBody> {
         let Some(element) = self.element.as_ref().filter(|element| element.is_system) else { return Ok(()) };
-        if self.list.system.len() >= MOST {
-            return Err(Unreadable::Repeats);
+        if self.list.system.len() >= MAX_OCCURRENCES {
+            return Err(UnreadableBody::Repeats);
         }
-        self.list.system.push(Message {
-            place: Place {
+        self.list.system.push(SystemMessage {
+            place: JsonPlace {
                 index: self.list.count - 1,
                 range: element.start..end,
                 comma_before: self.comma,
@@ -82,9 +83,9 @@ impl Messages {
     pub(super) fn colon(&mut self, depth: u32) {
         if depth == 3
             && let Some(element) = &mut self.element
-            && element.slot == Slot::Colon
+            && element.slot == JsonSlot::Colon
         {
-            element.slot = Slot::Value;
+            element.slot = JsonSlot::Value;
         }
     }
 
@@ -99,7 +100,7 @@ impl Messages {
         } else if depth == 3
             && let Some(element) = &mut self.element
         {
-            element.slot = Slot::Key;
+            element.slot = JsonSlot::Key;
         }
     }
 
@@ -108,17 +109,17 @@ impl Messages {
         match depth {
             2 => self.list.count += 1,
             3 => match &mut self.element {
-                Some(element) if element.slot == Slot::Key => {
+                Some(element) if element.slot == JsonSlot::Key => {
                     element.field = match () {
                         () if raw.spells("role") => MessageField::Role,
                         () if raw.spells("content") => MessageField::Content,
                         () => MessageField::Other,
                     };
-                    element.slot = Slot::Colon;
+                    element.slot = JsonSlot::Colon;
                 }
                 _ => {
                     let is_system = raw.spells("system") || raw.spells("developer");
-                    self.field(start, Content::Text, is_system);
+                    self.field(start, ContentKind::Text, is_system);
                 }
             },
             _ => self.part(depth),
@@ -129,22 +130,22 @@ impl Messages {
     pub(super) fn word(&mut self, depth: u32, start: u64) {
         match depth {
             2 => self.list.count += 1,
-            3 => self.field(start, Content::Other, false),
+            3 => self.field(start, ContentKind::Other, false),
             _ => self.part(depth),
         }
     }
 
     /// Handles the beginning of a field's value in a message.
-    fn field(&mut self, here: u64, content: Content, is_system: bool) {
+    fn field(&mut self, here: u64, content: ContentKind, is_system: bool) {
         if let Some(element) = &mut self.element
-            && element.slot == Slot::Value
+            && element.slot == JsonSlot::Value
         {
             match element.field {
                 MessageField::Role => element.is_system = is_system,
                 MessageField::Content => element.content = Some((here, content)),
                 MessageField::Other => {}
             }
-            element.slot = Slot::After;
+            element.slot = JsonSlot::After;
         }
     }
 
@@ -153,7 +154,7 @@ impl Messages {
         if depth == 4
             && let Some(element) = &mut self.element
             && element.field == MessageField::Content
-            && let Some((_, Content::List { is_empty })) = &mut element.content
+            && let Some((_, ContentKind::List { is_empty })) = &mut element.content
         {
             *is_empty = false;
         }

@@ -5,7 +5,7 @@
 //! therefore has every occurrence, and describes a message by its last occurrences.
 //!
 //! Syntax is checked only as far as needed. A body that llama-server's parser accepts is read as that
-//! parser reads it. Any other is refused there, or here as [`Unreadable`].
+//! parser reads it. Any other is refused there, or here as [`UnreadableBody`].
 
 mod messages;
 mod walk;
@@ -14,15 +14,15 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use self::walk::Walk;
-use crate::refusal::Unreadable;
+use self::walk::JsonWalk;
+use crate::refusal::UnreadableBody;
 
 /// Maximum number of occurrences of wanted members, and of system messages. Real requests have far fewer.
-const MOST: usize = 64;
+const MAX_OCCURRENCES: usize = 64;
 
 /// Offsets of a member or an element, and of the commas around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct JsonPlace {
     /// Position in its object or list, from 0.
     pub(crate) index: u32,
     /// From its first byte (of a member: of its key) to the offset after its last.
@@ -33,41 +33,41 @@ pub(crate) struct Place {
 
 /// A wanted member of the outermost object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct JsonMember {
     /// Index into the wanted names.
     pub(crate) name: usize,
-    pub(crate) place: Place,
+    pub(crate) place: JsonPlace,
     pub(crate) value: Range<u64>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: JsonKind,
 }
 
 /// Kind of a value, as far as rules need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum JsonKind {
     Text,
     /// A number, `true`, `false` or `null`, as spelled; empty if it is unreasonably long.
     Word(String),
-    List(List),
+    List(JsonList),
     Object,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct List {
+pub(crate) struct JsonList {
     pub(crate) count: u32,
     /// Messages of role `system` or `developer`.
-    pub(crate) system: Vec<Message>,
+    pub(crate) system: Vec<SystemMessage>,
 }
 
 /// A system message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub(crate) place: Place,
+pub(crate) struct SystemMessage {
+    pub(crate) place: JsonPlace,
     /// Offset and kind of its last `content`.
-    pub(crate) content: Option<(u64, Content)>,
+    pub(crate) content: Option<(u64, ContentKind)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
+pub(crate) enum ContentKind {
     Text,
     List { is_empty: bool },
     Other,
@@ -79,7 +79,7 @@ pub(crate) struct JsonIndex {
     /// Number of all members.
     pub(crate) count: u32,
     /// The wanted members, in order.
-    pub(crate) members: Vec<Member>,
+    pub(crate) members: Vec<JsonMember>,
     /// Offset of the opening brace.
     pub(crate) open: u64,
     /// Offset of the closing brace.
@@ -91,22 +91,22 @@ impl JsonIndex {
     pub(crate) fn of<'a>(
         pieces: impl IntoIterator<Item = &'a Bytes>,
         wanted: &[&str],
-    ) -> Result<Self, Unreadable> {
-        let mut walk = Walk::new(wanted);
+    ) -> Result<Self, UnreadableBody> {
+        let mut walk = JsonWalk::new(wanted);
         for piece in pieces {
             walk.feed(piece);
         }
         walk.finish()
     }
 
-    pub(crate) fn named(&self, name: usize) -> impl Iterator<Item = &Member> {
+    pub(crate) fn named(&self, name: usize) -> impl Iterator<Item = &JsonMember> {
         self.members.iter().filter(move |member| member.name == name)
     }
 }
 
 /// Expected token in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
+enum JsonSlot {
     Key,
     Colon,
     Value,

@@ -5,10 +5,10 @@
 //!   deeper    only in a wanted list, by `messages`
 //! ```
 
-use super::messages::Messages;
-use super::{JsonIndex, Kind, MOST, Member, Place, Slot};
+use super::messages::MessageListReader;
+use super::{JsonIndex, JsonKind, JsonMember, JsonPlace, JsonSlot, MAX_OCCURRENCES};
 use crate::body::spelling::StringSpelling;
-use crate::refusal::Unreadable;
+use crate::refusal::UnreadableBody;
 
 /// Longest raw spelling of a compared word: `developer` with every letter escaped takes 54 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
@@ -22,7 +22,7 @@ enum WalkState {
     Over,
 }
 
-pub(super) struct Walk<'w> {
+pub(super) struct JsonWalk<'w> {
     wanted: &'w [&'w str],
     lex: WalkState,
     /// Bytes of all pieces before the current one.
@@ -32,21 +32,21 @@ pub(super) struct Walk<'w> {
     start: u64,
     raw: StringSpelling,
     raw_limit: usize,
-    slot: Slot,
+    slot: JsonSlot,
     comma: Option<u64>,
     key: Option<(usize, u64)>,
     /// Member whose value has ended, until its comma is known.
-    pending: Option<Member>,
+    pending: Option<JsonMember>,
     value: u64,
     /// State of the wanted list that is being read.
-    list: Option<Messages>,
+    list: Option<MessageListReader>,
     index: JsonIndex,
     is_object: Option<bool>,
     closed: bool,
-    fault: Option<Unreadable>,
+    fault: Option<UnreadableBody>,
 }
 
-impl<'w> Walk<'w> {
+impl<'w> JsonWalk<'w> {
     pub(super) fn new(wanted: &'w [&'w str]) -> Self {
         let longest = wanted.iter().map(|name| name.len() * 6).max().unwrap_or(0);
         Self {
@@ -57,7 +57,7 @@ impl<'w> Walk<'w> {
             start: 0,
             raw: StringSpelling::new(),
             raw_limit: longest.max(MAX_SPELLING_BYTES),
-            slot: Slot::Key,
+            slot: JsonSlot::Key,
             comma: None,
             key: None,
             pending: None,
@@ -70,11 +70,11 @@ impl<'w> Walk<'w> {
         }
     }
 
-    pub(super) fn finish(self) -> Result<JsonIndex, Unreadable> {
+    pub(super) fn finish(self) -> Result<JsonIndex, UnreadableBody> {
         match self.fault {
             Some(fault) => Err(fault),
             None if self.closed => Ok(self.index),
-            None => Err(Unreadable::NotObject),
+            None => Err(UnreadableBody::NotObject),
         }
     }
 
@@ -133,7 +133,7 @@ impl<'w> Walk<'w> {
             self.index.open = here;
             self.depth = 1;
             if byte != b'{' {
-                self.fault = Some(Unreadable::NotObject);
+                self.fault = Some(UnreadableBody::NotObject);
             }
             return at + 1;
         }
@@ -142,7 +142,7 @@ impl<'w> Walk<'w> {
                 // llama-server's parser takes it for the end of the input.
                 self.lex = WalkState::Over;
             } else {
-                self.fault = Some(Unreadable::NotObject);
+                self.fault = Some(UnreadableBody::NotObject);
             }
             return at + 1;
         }
@@ -162,9 +162,9 @@ impl<'w> Walk<'w> {
 
     fn opens(&mut self, here: u64, byte: u8) {
         if self.depth == 1 {
-            if self.slot == Slot::Value {
+            if self.slot == JsonSlot::Value {
                 self.value = here;
-                self.list = (byte == b'[' && self.key.is_some()).then(Messages::default);
+                self.list = (byte == b'[' && self.key.is_some()).then(MessageListReader::default);
             }
         } else if let Some(list) = &mut self.list {
             list.opens(self.depth, here, byte);
@@ -180,8 +180,8 @@ impl<'w> Walk<'w> {
                 self.index.close = here;
                 self.end_member(None);
             }
-            1 if self.slot == Slot::Value => {
-                let kind = self.list.take().map_or(Kind::Object, |list| Kind::List(list.finish()));
+            1 if self.slot == JsonSlot::Value => {
+                let kind = self.list.take().map_or(JsonKind::Object, |list| JsonKind::List(list.finish()));
                 self.end_value(here + 1, kind);
             }
             2 => {
@@ -198,8 +198,8 @@ impl<'w> Walk<'w> {
             if let Some(list) = &mut self.list {
                 list.colon(self.depth);
             }
-        } else if self.slot == Slot::Colon {
-            self.slot = Slot::Value;
+        } else if self.slot == JsonSlot::Colon {
+            self.slot = JsonSlot::Value;
         }
     }
 
@@ -212,7 +212,7 @@ impl<'w> Walk<'w> {
         }
         self.end_member(Some(here));
         self.comma = Some(here);
-        self.slot = Slot::Key;
+        self.slot = JsonSlot::Key;
     }
 
     fn text_ends(&mut self, end: u64) {
@@ -224,17 +224,17 @@ impl<'w> Walk<'w> {
             return;
         }
         match self.slot {
-            Slot::Key => {
-                self.slot = Slot::Colon;
+            JsonSlot::Key => {
+                self.slot = JsonSlot::Colon;
                 self.index.count += 1;
                 let found = self.wanted.iter().position(|wanted| self.raw.spells(wanted));
                 self.key = found.map(|name| (name, start));
             }
-            Slot::Value => {
+            JsonSlot::Value => {
                 self.value = start;
-                self.end_value(end, Kind::Text);
+                self.end_value(end, JsonKind::Text);
             }
-            Slot::Colon | Slot::After => {}
+            JsonSlot::Colon | JsonSlot::After => {}
         }
     }
 
@@ -243,19 +243,19 @@ impl<'w> Walk<'w> {
             if let Some(list) = &mut self.list {
                 list.word(self.depth, self.start);
             }
-        } else if self.slot == Slot::Value {
+        } else if self.slot == JsonSlot::Value {
             self.value = self.start;
             let word = String::from_utf8_lossy(self.raw.raw().unwrap_or_default()).into_owned();
-            self.end_value(end, Kind::Word(word));
+            self.end_value(end, JsonKind::Word(word));
         }
     }
 
-    fn end_value(&mut self, end: u64, kind: Kind) {
-        self.slot = Slot::After;
+    fn end_value(&mut self, end: u64, kind: JsonKind) {
+        self.slot = JsonSlot::After;
         let Some((name, start)) = self.key.take() else { return };
-        self.pending = Some(Member {
+        self.pending = Some(JsonMember {
             name,
-            place: Place {
+            place: JsonPlace {
                 index: self.index.count - 1,
                 range: start..end,
                 comma_before: self.comma,
@@ -268,8 +268,8 @@ impl<'w> Walk<'w> {
 
     fn end_member(&mut self, comma: Option<u64>) {
         let Some(mut member) = self.pending.take() else { return };
-        if self.index.members.len() >= MOST {
-            self.fault = Some(Unreadable::Repeats);
+        if self.index.members.len() >= MAX_OCCURRENCES {
+            self.fault = Some(UnreadableBody::Repeats);
             return;
         }
         member.place.comma_after = comma;

@@ -6,7 +6,7 @@ use h2::{Reason, SendStream};
 use http::{Request, Response};
 
 use super::*;
-use crate::Limit;
+use crate::GatewayLimit;
 
 mod streams;
 
@@ -145,7 +145,7 @@ async fn without_being_asked_there_is_no_http_2() {
     let mut client = rig.client().await;
     client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
     assert!(client.rest().await.is_empty(), "closed, without the settings that a server begins with");
-    eventually("it is counted", || rig.gauges.limited.count(Limit::HeadInvalid) == 1).await;
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::HeadInvalid) == 1).await;
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_preface_in_pieces_or_never_ended_is_dealt_with() {
     let mut slow = rig.client().await;
     slow.send(b"PRI *").await;
     assert!(slow.rest().await.is_empty());
-    eventually("it is counted", || rig.gauges.limited.count(Limit::HeadTime) == 1).await;
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::HeadTime) == 1).await;
 }
 
 #[tokio::test]
@@ -214,7 +214,7 @@ async fn an_idle_connection_is_closed_in_time() {
     let mut client = Client::new(&rig).await;
     client.ask(request("GET", "/health"), b"").await;
     assert!(client.end().await.is_ok());
-    eventually("it is counted", || rig.gauges.limited.count(Limit::KeepAlive) == 1).await;
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::KeepAlive) == 1).await;
     eventually("it is gone", || rig.gauges.connections.load(Ordering::SeqCst) == 0).await;
 }
 
@@ -273,5 +273,5 @@ async fn what_is_no_http_2_is_ended_and_counted() {
     // DATA on a stream that was never opened.
     client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x01\0\0\0\0\0\x05x").await;
     assert!(!client.rest().await.is_empty());
-    eventually("it is counted", || rig.gauges.limited.count(Limit::H2Invalid) == 1).await;
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::H2Invalid) == 1).await;
 }

@@ -1,7 +1,7 @@
 //! Many streams on one HTTP/2 connection: they are independent, and too many or too fast ones are stopped.
 
 use super::*;
-use crate::Outcome;
+use crate::RequestOutcome;
 
 #[tokio::test]
 async fn a_reset_stream_gives_up_its_exchange_and_no_other() {
@@ -25,11 +25,11 @@ async fn a_reset_stream_gives_up_its_exchange_and_no_other() {
     sending.send_reset(Reason::CANCEL);
     drop(before);
     eventually("the one without a head is closed", || upstream.open() == 1).await;
-    assert_eq!(rig.record(0).await.outcome, Outcome::ClientGone);
+    assert_eq!(rig.record(0).await.outcome, RequestOutcome::ClientGone);
     streaming.send_reset(Reason::CANCEL);
     drop(body);
     eventually("the stream is closed", || upstream.open() == 0).await;
-    assert_eq!(rig.record(1).await.outcome, Outcome::ClientGone);
+    assert_eq!(rig.record(1).await.outcome, RequestOutcome::ClientGone);
     let (answer, _) = client.ask(request("GET", "/health"), b"").await;
     assert!(answer.status().is_success(), "the connection goes on");
     drop(client);
@@ -103,7 +103,7 @@ async fn a_stream_whose_client_opens_no_window_is_cut_in_time() {
     sending.send_data(Bytes::from_static(b"{\"stream\":true}"), true).unwrap();
     let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
     eventually("the backend is free", || rig.live() == 0 && written.load(Ordering::SeqCst) > 0).await;
-    eventually("it is counted", || rig.gauges.limited.count(Limit::SendTime) == 1).await;
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::SendTime) == 1).await;
     let cut = loop {
         match timeout(PATIENCE, body.data()).await.unwrap() {
             Some(Ok(_)) => {}
@@ -168,9 +168,9 @@ async fn rapid_reset_ends_the_connection_and_harms_no_other() {
     let rig = Rig::with(plan(), &[&upstream]).await;
     let mut other = Client::new(&rig).await;
     for per_round in [1, 100] {
-        let before = rig.gauges.limited.count(Limit::H2Resets);
+        let before = rig.gauges.limited.count(GatewayLimit::H2Resets);
         flood(&rig, per_round).await;
-        eventually("it is counted", || rig.gauges.limited.count(Limit::H2Resets) > before).await;
+        eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::H2Resets) > before).await;
         let (answer, _) = other.ask(request("POST", "/v1/completions"), b"{}").await;
         assert_eq!(answer.status().as_u16(), 200, "others are unharmed");
     }

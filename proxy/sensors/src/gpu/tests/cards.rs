@@ -87,7 +87,7 @@ fn a_graphics_unit_inside_a_processor_is_left_to_the_host_series() {
     machine.process(100, 100);
     let gpus = machine.open();
     assert!(gpus.devices()[0].unified);
-    assert_eq!(gpus.read().group_vram(100).unavailable, Some(Why::Unified(GpuIndex(0))));
+    assert_eq!(gpus.read().group_vram(100).unavailable, Some(VramUnknown::Unified(GpuIndex(0))));
 }
 
 #[test]

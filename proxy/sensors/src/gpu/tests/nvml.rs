@@ -9,7 +9,7 @@ const SMALL: &str = "device -1 25769803776 1073741824 00000000:B3:00.0 GPU-bbbb 
 fn two_devices_are_described_and_read() {
     let machine = Machine::new().nvml(&format!("{H200}{SMALL}"), &[]);
     let gpus = machine.open();
-    let expected = Device {
+    let expected = GpuDevice {
         index: GpuIndex(1),
         vendor: GpuVendor::Nvidia,
         name: "NVIDIA L4".to_owned(),
@@ -43,7 +43,10 @@ fn compute_and_graphics_lists_are_joined_and_a_process_in_both_counts_once() {
     assert_eq!(ours.readings, [told(0, 3_000_500), told(1, 7_000_000)]);
     assert_eq!(ours.unavailable, None);
     assert_eq!(read.group_vram(200).readings, [told(0, 9_000_000)]);
-    assert_eq!(read.group_vram(300), GroupVram { readings: Vec::new(), unavailable: Some(Why::NotOnAny) });
+    assert_eq!(
+        read.group_vram(300),
+        GroupVram { readings: Vec::new(), unavailable: Some(VramUnknown::NotOnAny) }
+    );
 }
 
 #[test]
@@ -62,7 +65,7 @@ fn zero_bytes_and_no_value_are_unknown_and_the_other_gpu_is_known_nevertheless()
         let found = machine.open().read().group_vram(100);
         assert_eq!(found.readings, [told(1, 4096)]);
         let why = found.unavailable.unwrap();
-        assert_eq!(why, Why::NoBytes { gpu: GpuIndex(0), doubt: Doubt::NoBaseline });
+        assert_eq!(why, VramUnknown::NoBytes { gpu: GpuIndex(0), doubt: EstimateDoubt::NoBaseline });
         assert_eq!(
             why.sentence(),
             "the VRAM policy is off for GPU 0 because the driver lists this backend on GPU 0 but not the bytes that it holds; \
@@ -127,16 +130,16 @@ fn each_xid_and_each_new_memory_error_is_told_once() {
     // Errors before the first reading are not new.
     assert_eq!(faults(), []);
     machine.script(&format!("{H200}ecc 0 7\nxid 0 31\nxid 0 31\nxid 0 79\n"));
-    assert_eq!(faults(), [Fault::Xid(Some(31)), Fault::Xid(Some(79)), Fault::Ecc(2)]);
+    assert_eq!(faults(), [GpuFault::Xid(Some(31)), GpuFault::Xid(Some(79)), GpuFault::Ecc(2)]);
     assert_eq!(faults(), []);
     machine.script(&format!("{H200}ecc 0 0\n"));
     assert_eq!(faults(), []);
     machine.script(&format!("{H200}fail memory 15\nfail ecc 15\n"));
-    assert_eq!(faults(), [Fault::Lost]);
+    assert_eq!(faults(), [GpuFault::Lost]);
     assert_eq!(faults(), []);
     // Errors in between are not forgotten.
     machine.script(&format!("{H200}ecc 0 3\n"));
-    assert_eq!(faults(), [Fault::Ecc(3)]);
+    assert_eq!(faults(), [GpuFault::Ecc(3)]);
 }
 
 #[test]

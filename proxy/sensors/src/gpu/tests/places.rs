@@ -18,9 +18,9 @@ fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> GroupVra
     gpus.read().of_child(100, &[], Some((&baseline, alone)))
 }
 
-fn doubt(found: &GroupVram) -> Doubt {
+fn doubt(found: &GroupVram) -> EstimateDoubt {
     match found.unavailable.clone() {
-        Some(Why::Hidden { doubt, .. } | Why::NoBytes { doubt, .. }) => doubt,
+        Some(VramUnknown::Hidden { doubt, .. } | VramUnknown::NoBytes { doubt, .. }) => doubt,
         other => panic!("{other:?} {found:?}"),
     }
 }
@@ -41,13 +41,13 @@ fn a_list_without_bytes_becomes_an_estimate_where_nobody_else_is_on_the_device()
     assert_eq!(found.readings, [vram(0, 2 * GIB, VramSource::Estimate)]);
     assert_eq!(found.unavailable, None);
 
-    assert_eq!(doubt(&across(&machine, EMPTY, &after, false)), Doubt::NotAlone);
+    assert_eq!(doubt(&across(&machine, EMPTY, &after, false)), EstimateDoubt::NotAlone);
     let crowded = used(9 * GIB, "compute 0 100 0\ncompute 0 200 0\n");
-    assert_eq!(doubt(&across(&machine, EMPTY, &crowded, true)), Doubt::Shared);
+    assert_eq!(doubt(&across(&machine, EMPTY, &crowded, true)), EstimateDoubt::Shared);
     let before = used(GIB, "compute 0 200 0\n");
-    assert_eq!(doubt(&across(&machine, &before, &after, true)), Doubt::WasInUse);
+    assert_eq!(doubt(&across(&machine, &before, &after, true)), EstimateDoubt::WasInUse);
     let mute = format!("{after}fail memory 999\n");
-    assert_eq!(doubt(&across(&machine, EMPTY, &mute, true)), Doubt::NoTotals);
+    assert_eq!(doubt(&across(&machine, EMPTY, &mute, true)), EstimateDoubt::NoTotals);
 }
 
 #[test]
@@ -64,9 +64,9 @@ fn in_a_container_with_an_empty_list_only_a_device_that_was_idle_is_estimated() 
     let found = across(&machine, EMPTY, &used(3 * MIB + GIB, ""), true);
     assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
     let found = across(&machine, &used(700 * MIB, ""), &used(2 * GIB, ""), true);
-    assert_eq!((found.readings.len(), doubt(&found)), (0, Doubt::WasInUse));
+    assert_eq!((found.readings.len(), doubt(&found)), (0, EstimateDoubt::WasInUse));
     let found = across(&machine, EMPTY, EMPTY, true);
-    assert_eq!(found.unavailable, Some(Why::NotOnAny));
+    assert_eq!(found.unavailable, Some(VramUnknown::NotOnAny));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn in_a_container_one_unknown_process_is_ours_and_two_are_not() {
     assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
     let two = used(3 * MIB + GIB, "compute 0 54321 1000\ncompute 0 54322 1000\n");
     let found = across(&machine, EMPTY, &two, true);
-    assert_eq!(doubt(&found), Doubt::Shared);
+    assert_eq!(doubt(&found), EstimateDoubt::Shared);
     assert!(found.unavailable.unwrap().sentence().contains("container"));
 }
 
@@ -94,7 +94,7 @@ fn without_any_list_the_estimate_needs_an_idle_device_too() {
     let found = across(&machine, EMPTY, &used(3 * MIB + GIB, ""), true);
     assert_eq!(found.readings, [vram(0, GIB, VramSource::Estimate)]);
     let found = across(&machine, &used(GIB, ""), &used(2 * GIB, ""), true);
-    assert!(matches!(found.unavailable, Some(Why::NotListed { .. })), "{found:?}");
+    assert!(matches!(found.unavailable, Some(VramUnknown::NotListed { .. })), "{found:?}");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn where_windows_draws_its_desktop_nothing_is_estimated() {
     let machine = Machine::new().nvml(EMPTY, &[]);
     machine.process(100, 100).write("dxg", "");
     let found = across(&machine, EMPTY, &used(GIB, "compute 0 100 unknown\n"), true);
-    assert_eq!(doubt(&found), Doubt::Windows);
+    assert_eq!(doubt(&found), EstimateDoubt::Windows);
 }
 
 /// Adds the host's view of our process 100 as 54321, with this start time.
@@ -129,7 +129,7 @@ fn the_same_small_pid_in_another_container_is_not_ours() {
     machine.script(&used(GIB, "compute 0 54321 900000000\n"));
     seen_by_the_host(&machine, 778);
     let found = machine.open().read().group_vram(100);
-    assert_eq!(found, GroupVram { readings: Vec::new(), unavailable: Some(Why::NotOnAny) });
+    assert_eq!(found, GroupVram { readings: Vec::new(), unavailable: Some(VramUnknown::NotOnAny) });
 }
 
 #[test]
@@ -169,5 +169,5 @@ fn a_process_that_has_just_ended_and_is_still_listed_spoils_no_estimate() {
 fn in_a_container_a_gpu_whose_use_did_not_change_is_not_ours_whoever_has_it() {
     let machine = container();
     let found = across(&machine, &used(9 * GIB, ""), &used(9 * GIB + MIB, ""), true);
-    assert_eq!(found.unavailable, Some(Why::NotOnAny));
+    assert_eq!(found.unavailable, Some(VramUnknown::NotOnAny));
 }

@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::dispatch::{Answer, LeaseGrant, LeaseKind, Ticket};
-use warden_policies::{GenerationId, Work};
+use warden_policies::dispatch::{LeaseAnswer, LeaseGrant, LeaseKind, QueueTicket};
+use warden_policies::{GenerationId, WorkDone};
 
-use super::{LeaseQueue, Outbox, QueueWaiter, State};
+use super::{LeaseQueue, QueueOutbox, QueueState, QueueWaiter};
 use crate::clock;
-use crate::error::{Denied, NoRoom};
+use crate::error::{LeaseDenied, NoRoom};
 use crate::lease::Lease;
-use crate::lease::admit::{Size, Weighed};
+use crate::lease::admit::{PromptFit, PromptSize};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
 enum QueueAnswer {
     Granted(Lease),
-    Queued { ticket: Ticket, answer: oneshot::Receiver<Result<Lease, Denied>>, limit: WaitLimit },
+    Queued { ticket: QueueTicket, answer: oneshot::Receiver<Result<Lease, LeaseDenied>>, limit: WaitLimit },
 }
 
 /// Distinguishes a first lease from a repeated one.
@@ -60,12 +60,12 @@ enum PlaceState {
 }
 
 /// A place in the queue. Dropping it gives it up.
-struct Place<'a> {
+struct QueuePlace<'a> {
     leases: &'a Arc<LeaseQueue>,
-    ticket: Ticket,
+    ticket: QueueTicket,
 }
 
-impl Place<'_> {
+impl QueuePlace<'_> {
     fn leave(&self) -> PlaceState {
         let mut state = lock(&self.leases.state);
         let channel = state.waiters.remove(&self.ticket);
@@ -76,7 +76,7 @@ impl Place<'_> {
         }
         let Some(short) = state.admit.leave(self.ticket) else { return PlaceState::Gone };
         // Release slots that were held for it.
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.leases.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         drop(channel);
@@ -85,7 +85,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         self.leave();
     }
@@ -97,7 +97,7 @@ impl LeaseQueue {
         self: &Arc<Self>,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> Result<Lease, Denied> {
+    ) -> Result<Lease, LeaseDenied> {
         self.wait_for(kind, tokens, LeaseTurn::First).await
     }
 
@@ -106,7 +106,7 @@ impl LeaseQueue {
         self: &Arc<Self>,
         kind: LeaseKind,
         tokens: Option<u64>,
-    ) -> Result<Lease, Denied> {
+    ) -> Result<Lease, LeaseDenied> {
         self.wait_for(kind, tokens, LeaseTurn::Again).await
     }
 
@@ -117,12 +117,12 @@ impl LeaseQueue {
             return None;
         }
         let generation = match state.dispatch.request(kind) {
-            Answer::Granted(generation) => generation,
-            Answer::Queued(ticket) => {
+            LeaseAnswer::Granted(generation) => generation,
+            LeaseAnswer::Queued(ticket) => {
                 state.dispatch.cancel(ticket);
                 return None;
             }
-            Answer::Full { .. } => return None,
+            LeaseAnswer::Full { .. } => return None,
         };
         let tokens = tokens.filter(|_| self.asks.load(Ordering::Relaxed));
         let fits = tokens.is_none_or(|tokens| {
@@ -131,7 +131,7 @@ impl LeaseQueue {
         });
         if !fits {
             let grants = state.dispatch.release(generation, kind);
-            let mut outbox = Outbox::default();
+            let mut outbox = QueueOutbox::default();
             self.settle(&mut state, grants, &mut outbox);
             drop(state);
             self.deliver(outbox);
@@ -155,7 +155,7 @@ impl LeaseQueue {
     }
 
     /// Adds work that another instance requested of a process.
-    pub(crate) fn add_work(&self, generation: GenerationId, work: Work) {
+    pub(crate) fn add_work(&self, generation: GenerationId, work: WorkDone) {
         if let Some(entry) = lock(&self.state).generations.get(&generation) {
             entry.cell.add_work(work);
         }
@@ -166,17 +166,17 @@ impl LeaseQueue {
         kind: LeaseKind,
         tokens: Option<u64>,
         turn: LeaseTurn,
-    ) -> Result<Lease, Denied> {
+    ) -> Result<Lease, LeaseDenied> {
         let asked = Instant::now();
         let (ticket, mut answer, limit) = match self.ask(kind, tokens, turn, asked)? {
             QueueAnswer::Granted(lease) => return Ok(lease),
             QueueAnswer::Queued { ticket, answer, limit } => (ticket, answer, limit),
         };
-        let place = Place { leases: self, ticket };
+        let place = QueuePlace { leases: self, ticket };
         let mut until = clock::after(asked, limit.wait);
         loop {
             if let Ok(answer) = tokio::time::timeout_at(until, &mut answer).await {
-                return answer.unwrap_or(Err(Denied::ShuttingDown));
+                return answer.unwrap_or(Err(LeaseDenied::ShuttingDown));
             }
             let now = Instant::now();
             let stood = lock(&self.state).stood();
@@ -186,10 +186,10 @@ impl LeaseQueue {
             }
         }
         match place.leave() {
-            PlaceState::InQueue => Err(Denied::Deadline { waited: asked.elapsed() }),
+            PlaceState::InQueue => Err(LeaseDenied::Deadline { waited: asked.elapsed() }),
             PlaceState::WithoutRoom(short) => Err(short.into()),
             // Granted at this very moment: the answer is on its way.
-            PlaceState::Gone => answer.await.unwrap_or(Err(Denied::ShuttingDown)),
+            PlaceState::Gone => answer.await.unwrap_or(Err(LeaseDenied::ShuttingDown)),
         }
     }
 
@@ -199,7 +199,7 @@ impl LeaseQueue {
         tokens: Option<u64>,
         turn: LeaseTurn,
         now: Instant,
-    ) -> Result<QueueAnswer, Denied> {
+    ) -> Result<QueueAnswer, LeaseDenied> {
         let mut state = lock(&self.state);
         let open = state.dispatch.any_open();
         if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
@@ -220,14 +220,14 @@ impl LeaseQueue {
         };
         let answer = match answer {
             // Requests that wait for room keep their places: a new request does not push them out.
-            Answer::Queued(ticket) if turn == LeaseTurn::First && state.waiting() > state.depth => {
+            LeaseAnswer::Queued(ticket) if turn == LeaseTurn::First && state.waiting() > state.depth => {
                 state.dispatch.cancel(ticket);
-                Answer::Full { waiting: state.waiting() }
+                LeaseAnswer::Full { waiting: state.waiting() }
             }
             answer => answer,
         };
         match answer {
-            Answer::Granted(generation) => {
+            LeaseAnswer::Granted(generation) => {
                 if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
                     return self.admit_granted(state, generation, kind, tokens, now);
                 }
@@ -236,10 +236,10 @@ impl LeaseQueue {
                 match cell {
                     Some(cell) => Ok(QueueAnswer::Granted(self.make_lease(cell, kind, Duration::ZERO))),
                     // Unreachable: an open generation has its entry.
-                    None => Err(Denied::ShuttingDown),
+                    None => Err(LeaseDenied::ShuttingDown),
                 }
             }
-            Answer::Queued(ticket) => {
+            LeaseAnswer::Queued(ticket) => {
                 let (sender, answer) = oneshot::channel();
                 state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens });
                 state.queued += 1;
@@ -250,14 +250,14 @@ impl LeaseQueue {
                 }
                 Ok(QueueAnswer::Queued { ticket, answer, limit })
             }
-            Answer::Full { waiting } => {
+            LeaseAnswer::Full { waiting } => {
                 let depth = state.depth;
                 let first = !std::mem::replace(&mut state.full_told, true);
                 drop(state);
                 if first {
                     self.journal.tell(Some(&self.name), None, EventKind::QueueFull { waiting });
                 }
-                Err(Denied::QueueFull { waiting, depth })
+                Err(LeaseDenied::QueueFull { waiting, depth })
             }
         }
     }
@@ -265,17 +265,17 @@ impl LeaseQueue {
     /// Checks the room for a prompt that was granted a lease at once. Without room it waits like others.
     fn admit_granted(
         self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, QueueState>,
         generation: GenerationId,
         kind: LeaseKind,
         tokens: u64,
         now: Instant,
-    ) -> Result<QueueAnswer, Denied> {
+    ) -> Result<QueueAnswer, LeaseDenied> {
         let (sender, mut answer) = oneshot::channel();
         let ticket = state.dispatch.issue_ticket();
         state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens: Some(tokens) });
         let limit = WaitLimit { since: now, wait: state.wait, stood: state.stood() };
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.settle(&mut state, vec![LeaseGrant { ticket, generation, kind }], &mut outbox);
         drop(state);
         self.deliver(outbox);
@@ -287,9 +287,9 @@ impl LeaseQueue {
     }
 
     /// Checks if a prompt of this size would fit now. Costs one load if admission is off.
-    pub(crate) fn weigh(&self, size: Size) -> Weighed {
+    pub(crate) fn weigh(&self, size: PromptSize) -> PromptFit {
         if !self.asks.load(Ordering::Relaxed) {
-            return Weighed::Unasked;
+            return PromptFit::Unasked;
         }
         let state = lock(&self.state);
         state.admit.weigh(&state.dispatch, size)

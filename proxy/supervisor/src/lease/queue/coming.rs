@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{LeaseQueue, State};
+use super::{LeaseQueue, QueueState};
 use crate::clock;
-use crate::error::Denied;
+use crate::error::LeaseDenied;
 use crate::sync::lock;
 
 /// Expectation for the next process of a model without a serving one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Coming {
+pub struct NextProcess {
     /// Begin of the start; `None` before it.
     pub since: Option<Instant>,
     /// Duration of the last start; `None` if there was none in this run.
@@ -24,7 +24,7 @@ pub struct Coming {
     pub waits_for_room: bool,
 }
 
-impl Coming {
+impl NextProcess {
     /// Remaining time, if the start takes as long as the last one.
     pub fn left(&self, now: Instant) -> Option<Duration> {
         self.took.map(|took| self.rest(took, now))
@@ -40,17 +40,17 @@ impl Coming {
     }
 }
 
-impl State {
+impl QueueState {
     /// Refuses a request that would wait in vain, because not even the fastest start would end in time. The
     /// client gets a time to retry at, and the model is loaded as if the request waited.
-    pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<Denied> {
+    pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<LeaseDenied> {
         let least = self.coming.at_least(now);
         if least <= self.wait {
             return None;
         }
         let left = self.coming.left(now).unwrap_or(least).max(least);
         self.expects = Some(clock::after(now, left.saturating_add(self.wait)));
-        Some(Denied::TooSlow { left, wait: self.wait })
+        Some(LeaseDenied::TooSlow { left, wait: self.wait })
     }
 
     /// True if a refused request got a time to retry at, and has not come back.
@@ -61,7 +61,7 @@ impl State {
 
 impl LeaseQueue {
     /// Sets the expectation.
-    pub(crate) fn set_next_process(&self, coming: Coming) {
+    pub(crate) fn set_next_process(&self, coming: NextProcess) {
         lock(&self.state).coming = coming;
     }
 
@@ -78,7 +78,7 @@ impl LeaseQueue {
     }
 
     /// The expectation; `None` while a process serves.
-    pub(crate) fn coming(self: &Arc<Self>) -> Option<Coming> {
+    pub(crate) fn coming(self: &Arc<Self>) -> Option<NextProcess> {
         let state = lock(&self.state);
         (!state.dispatch.any_open()).then_some(state.coming)
     }

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::dispatch::Ticket;
+use warden_policies::dispatch::QueueTicket;
 
-use super::refusal::Refusal;
-use super::{Entry, LeaseQueue, Opened, Outbox, State, hand_over};
-use crate::error::Denied;
-use crate::lease::cell::Cell;
+use super::refusal::QueueRefusal;
+use super::{GenerationEntry, LeaseQueue, OpenedGate, QueueOutbox, QueueState, hand_over};
+use crate::error::LeaseDenied;
+use crate::lease::cell::GenerationCell;
 use crate::sync::lock;
 
 impl LeaseQueue {
     /// Opens a generation for leases.
-    pub(crate) fn open(self: &Arc<Self>, cell: &Arc<Cell>, limit: u32) -> Opened {
+    pub(crate) fn open(self: &Arc<Self>, cell: &Arc<GenerationCell>, limit: u32) -> OpenedGate {
         let mut state = lock(&self.state);
-        let opened = Opened { waiting: state.waiting(), gap: state.gap.take() };
-        state.generations.entry(cell.id).or_insert_with(|| Entry {
+        let opened = OpenedGate { waiting: state.waiting(), gap: state.gap.take() };
+        state.generations.entry(cell.id).or_insert_with(|| GenerationEntry {
             cell: Arc::clone(cell),
             idle_since: Some(Instant::now()),
             looks: false,
@@ -27,7 +27,7 @@ impl LeaseQueue {
             state.refusal = None;
         }
         let grants = state.dispatch.open(cell.id, limit);
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
         drop(state);
         self.deliver(outbox);
@@ -44,11 +44,11 @@ impl LeaseQueue {
     }
 
     /// Judges the prompts that wait for room again. Releases the lock.
-    fn judge_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn judge_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, QueueState>) {
         if state.admit.waiting() == 0 {
             return;
         }
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         self.deliver(outbox);
@@ -85,14 +85,14 @@ impl LeaseQueue {
 
     /// Starts or stops refusing requests. Waiting requests that cannot be served are refused too; after a
     /// final refusal those with an open generation keep waiting.
-    pub(crate) fn refuse(&self, refusal: Option<Refusal>) {
+    pub(crate) fn refuse(&self, refusal: Option<QueueRefusal>) {
         let mut state = lock(&self.state);
-        if state.refusal.as_ref().is_some_and(Refusal::is_final)
+        if state.refusal.as_ref().is_some_and(QueueRefusal::is_final)
             && refusal.as_ref().is_none_or(|refusal| !refusal.is_final())
         {
             return;
         }
-        let denied = refusal.as_ref().map(Refusal::denied);
+        let denied = refusal.as_ref().map(QueueRefusal::denied);
         state.refusal = refusal;
         let dismissed = match denied {
             Some(denied) if !state.dispatch.any_open() => state.dismiss(&denied),
@@ -103,19 +103,19 @@ impl LeaseQueue {
     }
 
     /// Refuses all waiting requests.
-    pub(crate) fn dismiss(&self, denied: &Denied) {
+    pub(crate) fn dismiss(&self, denied: &LeaseDenied) {
         let dismissed = lock(&self.state).dismiss(denied);
         hand_over(dismissed);
     }
 
     /// Refuses requests that have waited since `moment` or longer, unless a generation is open.
-    pub(crate) fn refuse_waiting_since(&self, denied: &Denied, moment: Instant) {
+    pub(crate) fn refuse_waiting_since(&self, denied: &LeaseDenied, moment: Instant) {
         let mut state = lock(&self.state);
         if state.dispatch.any_open() {
             return;
         }
         let meant = state.waiters.iter().filter(|(_, waiter)| waiter.since <= moment);
-        let meant: Vec<Ticket> = meant.map(|(ticket, _)| *ticket).collect();
+        let meant: Vec<QueueTicket> = meant.map(|(ticket, _)| *ticket).collect();
         let mut dismissed = Vec::new();
         for ticket in meant {
             let waits = state.dispatch.cancel(ticket) || state.admit.leave(ticket).is_some();

@@ -25,21 +25,21 @@ use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
-use warden_policies::dispatch::{LeaseDispatch, LeaseGrant, LeaseKind, Ticket};
-use warden_policies::loading::Seen;
-use warden_policies::quarantine::Quarantine;
+use warden_policies::dispatch::{LeaseDispatch, LeaseGrant, LeaseKind, QueueTicket};
+use warden_policies::loading::ModelActivity;
+use warden_policies::quarantine::RequestQuarantine;
 use warden_policies::sample::MemoryKind;
-use warden_policies::{ByteSize, GenerationId, ModelName, QuickMap, Work};
+use warden_policies::{ByteSize, GenerationId, ModelName, QuickMap, WorkDone};
 
-use self::coming::Coming;
-use crate::error::Denied;
+use self::coming::NextProcess;
+use crate::error::LeaseDenied;
 use crate::lease::Lease;
-use crate::lease::admit::{Board, Judged, PromptAdmission};
-use crate::lease::cell::Cell;
-use crate::lease::turns::Turns;
-use crate::process::settings::{self, Settings};
+use crate::lease::admit::{AdmissionDecision, MemoryBoard, PromptAdmission};
+use crate::lease::cell::GenerationCell;
+use crate::lease::turns::ConversationStore;
+use crate::process::settings::{self, ClientSettings};
 use crate::sync::lock;
-use crate::view::event::{EventKind, Journal};
+use crate::view::event::{EventJournal, EventKind};
 
 mod ask;
 pub(crate) mod coming;
@@ -47,19 +47,19 @@ mod gate;
 mod refusal;
 pub(crate) mod ward;
 
-pub(crate) use refusal::Refusal;
+pub(crate) use refusal::QueueRefusal;
 
 #[derive(Debug)]
 pub(crate) struct LeaseQueue {
     name: ModelName,
-    journal: Arc<Journal>,
+    journal: Arc<EventJournal>,
     /// Wakes the model's task: a request waits without an open generation, or a generation has become idle.
     pub(crate) wake: Notify,
     /// Prompts are checked; avoids the lock where admission is off.
     asks: AtomicBool,
     /// Settings that clients made in its processes.
-    pub(crate) settings: Settings,
-    pub(crate) turns: Turns,
+    pub(crate) settings: ClientSettings,
+    pub(crate) turns: ConversationStore,
     /// The model is a canary, a build that is tried next to a model's own.
     is_canary: AtomicBool,
     /// The quarantine knows some request; avoids the lock while it knows none.
@@ -67,12 +67,12 @@ pub(crate) struct LeaseQueue {
     /// Wakes requests that wait to be alone, or for the state of a generation.
     moved: Notify,
     born: Instant,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
 }
 
 /// Queue of the previous instance.
 #[derive(Debug, Default)]
-pub(crate) struct Elsewhere {
+pub(crate) struct PredecessorQueue {
     /// Requests waiting there, which get their leases there and have no place in our queue.
     waiting: usize,
     /// Total requests that had to wait there so far.
@@ -83,7 +83,7 @@ pub(crate) struct Elsewhere {
     hopeless: usize,
 }
 
-impl Elsewhere {
+impl PredecessorQueue {
     pub(crate) fn new(waiting: usize, came: u64, open: BTreeSet<GenerationId>) -> Self {
         Self { waiting, came, open, hopeless: 0 }
     }
@@ -96,26 +96,26 @@ impl Elsewhere {
 
 /// Requests and work of a generation.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct GenerationCounts {
     pub(crate) generation: GenerationId,
     pub(crate) in_flight: u32,
     /// Total work so far.
-    pub(crate) work: Work,
+    pub(crate) work: WorkDone,
     /// Accepts new leases, here or in the previous instance.
     pub(crate) open: bool,
 }
 
 #[derive(Debug)]
-struct State {
+struct QueueState {
     dispatch: LeaseDispatch,
     admit: PromptAdmission,
-    quarantine: Quarantine,
+    quarantine: RequestQuarantine,
     depth: usize,
     wait: Duration,
-    waiters: QuickMap<Ticket, QueueWaiter>,
-    elsewhere: Elsewhere,
-    generations: QuickMap<GenerationId, Entry>,
-    refusal: Option<Refusal>,
+    waiters: QuickMap<QueueTicket, QueueWaiter>,
+    elsewhere: PredecessorQueue,
+    generations: QuickMap<GenerationId, GenerationEntry>,
+    refusal: Option<QueueRefusal>,
     /// Requests so far.
     asked: u64,
     /// Requests that had to wait.
@@ -129,7 +129,7 @@ struct State {
     stood: Duration,
     stands_since: Option<Instant>,
     /// Expectation for the next process, while none serves.
-    coming: Coming,
+    coming: NextProcess,
     /// Time until which the retry of a refused request is expected.
     expects: Option<Instant>,
     /// Generations that refused a connection, closed until the task has probed them.
@@ -138,15 +138,15 @@ struct State {
 
 #[derive(Debug)]
 struct QueueWaiter {
-    answer: oneshot::Sender<Result<Lease, Denied>>,
+    answer: oneshot::Sender<Result<Lease, LeaseDenied>>,
     since: Instant,
     /// Tokens of its prompt, if admission checks them.
     tokens: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Entry {
-    cell: Arc<Cell>,
+struct GenerationEntry {
+    cell: Arc<GenerationCell>,
     idle_since: Option<Instant>,
     /// The task knows of an idle edge and will look again, so further edges need not wake it.
     looks: bool,
@@ -154,18 +154,18 @@ struct Entry {
 
 /// State found when a generation was opened.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedGate {
     /// Waiting requests.
     pub(crate) waiting: usize,
     /// Since when no generation had been open; `None` if one was, or never was.
     pub(crate) gap: Option<Instant>,
 }
 
-type LeaseAnswers = Vec<(oneshot::Sender<Result<Lease, Denied>>, Result<Lease, Denied>)>;
+type LeaseAnswers = Vec<(oneshot::Sender<Result<Lease, LeaseDenied>>, Result<Lease, LeaseDenied>)>;
 
 /// Answers and events to send after the lock is released.
 #[derive(Default)]
-struct Outbox {
+struct QueueOutbox {
     answers: LeaseAnswers,
     events: Vec<(GenerationId, EventKind)>,
     /// The task has work.
@@ -173,15 +173,15 @@ struct Outbox {
 }
 
 impl LeaseQueue {
-    pub(crate) fn new(name: ModelName, journal: Arc<Journal>, depth: usize, wait: Duration) -> Self {
-        let state = State {
+    pub(crate) fn new(name: ModelName, journal: Arc<EventJournal>, depth: usize, wait: Duration) -> Self {
+        let state = QueueState {
             dispatch: LeaseDispatch::new(depth),
             admit: PromptAdmission::new(AdmissionMode::Off, warden_policies::defaults().admission.clone()),
-            quarantine: Quarantine::new(warden_policies::defaults().quarantine),
+            quarantine: RequestQuarantine::new(warden_policies::defaults().quarantine),
             depth,
             wait,
             waiters: QuickMap::default(),
-            elsewhere: Elsewhere::default(),
+            elsewhere: PredecessorQueue::default(),
             generations: QuickMap::default(),
             refusal: None,
             asked: 0,
@@ -191,14 +191,14 @@ impl LeaseQueue {
             full_told: false,
             stood: Duration::ZERO,
             stands_since: None,
-            coming: Coming::default(),
+            coming: NextProcess::default(),
             expects: None,
             doubted: Vec::new(),
         };
         let (asks, knows, is_canary) =
             (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
         let (wake, moved, born) = (Notify::new(), Notify::new(), Instant::now());
-        let (settings, turns) = (Settings::default(), Turns::default());
+        let (settings, turns) = (ClientSettings::default(), ConversationStore::default());
         Self {
             name,
             journal,
@@ -232,7 +232,7 @@ impl LeaseQueue {
     }
 
     /// Publishes memory figures: after each reading, and when a process becomes ready or ends.
-    pub(crate) fn publish_memory(self: &Arc<Self>, board: Board) {
+    pub(crate) fn publish_memory(self: &Arc<Self>, board: MemoryBoard) {
         self.change_admission(|admit| admit.publish(board));
     }
 
@@ -240,7 +240,7 @@ impl LeaseQueue {
         let mut state = lock(&self.state);
         change(&mut state.admit);
         self.asks.store(state.admit.asks(), Ordering::Relaxed);
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
         self.deliver(outbox);
@@ -265,7 +265,7 @@ impl LeaseQueue {
     fn log_lost_setting(&self, generation: GenerationId, path: &str) {
         let message = format!(
             "what was set by `POST {path}` is larger than {} and is set in no other process, nor again in the next one",
-            ByteSize(settings::MOST)
+            ByteSize(settings::MAX_SETTING_BYTES)
         );
         self.journal.tell(Some(&self.name), Some(generation), EventKind::SettingLost { message });
     }
@@ -275,14 +275,19 @@ impl LeaseQueue {
         lock(&self.state).admit.wish(generation)
     }
 
-    fn make_lease(self: &Arc<Self>, cell: Arc<Cell>, kind: LeaseKind, queued_for: Duration) -> Lease {
+    fn make_lease(
+        self: &Arc<Self>,
+        cell: Arc<GenerationCell>,
+        kind: LeaseKind,
+        queued_for: Duration,
+    ) -> Lease {
         Lease::new(Arc::clone(self), cell, kind, queued_for)
     }
 
     pub(crate) fn release(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
         let grants = state.dispatch.release(generation, kind);
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
         outbox.wake |= kind != LeaseKind::Watch
             && state.dispatch.in_flight(generation) == 0
@@ -301,7 +306,7 @@ impl LeaseQueue {
         state.dispatch.watches(generation);
         let wake = state.dispatch.in_flight(generation) == 0 && state.idle(generation, LeaseKind::Aux);
         drop(state);
-        self.deliver(Outbox { wake, ..Outbox::default() });
+        self.deliver(QueueOutbox { wake, ..QueueOutbox::default() });
     }
 
     /// Watches a generation's idle edges. With `returns` the task will look again by itself. Returns false
@@ -315,7 +320,7 @@ impl LeaseQueue {
 
     /// Hands out grants and judges waiting prompts again, until neither leads to more. Each round serves a
     /// request or is the last.
-    fn settle(self: &Arc<Self>, state: &mut State, grants: Vec<LeaseGrant>, outbox: &mut Outbox) {
+    fn settle(self: &Arc<Self>, state: &mut QueueState, grants: Vec<LeaseGrant>, outbox: &mut QueueOutbox) {
         let mut grants = VecDeque::from(grants);
         loop {
             while let Some(grant) = grants.pop_front() {
@@ -354,24 +359,25 @@ impl LeaseQueue {
     /// Hands out one grant. Without room for its prompt the lease goes back, which may grant it to others.
     fn hand_out(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut QueueState,
         grant: &LeaseGrant,
-        outbox: &mut Outbox,
+        outbox: &mut QueueOutbox,
     ) -> Vec<LeaseGrant> {
         let LeaseGrant { ticket, generation, kind } = *grant;
         let Some(waiter) = state.waiters.get(&ticket) else { return Vec::new() };
         let tokens = waiter.tokens.filter(|_| self.asks.load(Ordering::Relaxed));
-        let judged = tokens
-            .map_or(Judged::Fits, |tokens| state.admit.judge(&state.dispatch, generation, tokens, true));
+        let judged = tokens.map_or(AdmissionDecision::Fits, |tokens| {
+            state.admit.judge(&state.dispatch, generation, tokens, true)
+        });
         if let Some((action, short)) = judged.action() {
             let enforced = state.admit.holds_prompts();
             let told = if enforced { action } else { "warn" }.to_owned();
             outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
                 // A prompt with room elsewhere, or nowhere, is answered by the next look.
-                let stays = matches!(judged, Judged::Wait(..) | Judged::Recycle(..));
+                let stays = matches!(judged, AdmissionDecision::Wait(..) | AdmissionDecision::Recycle(..));
                 if stays && state.waiting() >= state.depth {
-                    let full = Denied::QueueFull { waiting: state.depth, depth: state.depth };
+                    let full = LeaseDenied::QueueFull { waiting: state.depth, depth: state.depth };
                     let waiter = state.waiters.remove(&ticket);
                     outbox.answers.extend(waiter.map(|waiter| (waiter.answer, Err(full))));
                 } else {
@@ -389,7 +395,7 @@ impl LeaseQueue {
         Vec::new()
     }
 
-    fn deliver(&self, outbox: Outbox) {
+    fn deliver(&self, outbox: QueueOutbox) {
         if outbox.wake {
             self.wake.notify_one();
         }
@@ -413,7 +419,7 @@ impl LeaseQueue {
 
     /// Records the queue of the previous instance. That instance starts no process, and reports with a
     /// delay of some milliseconds.
-    pub(crate) fn set_predecessor(&self, elsewhere: Elsewhere) {
+    pub(crate) fn set_predecessor(&self, elsewhere: PredecessorQueue) {
         let mut state = lock(&self.state);
         let known = &state.elsewhere;
         // A request that comes at the moment when another one leaves is new, too.
@@ -423,7 +429,7 @@ impl LeaseQueue {
         // A new request is a reason to try again.
         let hopeless = if comes { 0 } else { known.hopeless.min(elsewhere.waiting) };
         let came = elsewhere.came.max(known.came);
-        state.elsewhere = Elsewhere { came, hopeless, ..elsewhere };
+        state.elsewhere = PredecessorQueue { came, hopeless, ..elsewhere };
         drop(state);
         if comes || closed {
             self.wake.notify_one();
@@ -443,11 +449,11 @@ impl LeaseQueue {
     }
 
     /// Reason to refuse requests that wait in the previous instance: the same as for our own.
-    pub(crate) fn predecessor_refusal(&self) -> Option<Denied> {
+    pub(crate) fn predecessor_refusal(&self) -> Option<LeaseDenied> {
         let state = lock(&self.state);
         let refused = state.elsewhere.waiting > 0 && !state.dispatch.any_open();
         let refusal = state.refusal.as_ref().filter(|refusal| refused && !refusal.is_final());
-        refusal.map(Refusal::denied)
+        refusal.map(QueueRefusal::denied)
     }
 
     pub(crate) fn any_open(&self) -> bool {
@@ -476,7 +482,7 @@ impl LeaseQueue {
     }
 
     /// State of the model for the loader.
-    pub(crate) fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self) -> ModelActivity {
         let state = lock(&self.state);
         let waiting = state.waiting() + state.elsewhere.needy();
         let in_flight = state.dispatch.in_flight_total();
@@ -487,7 +493,7 @@ impl LeaseQueue {
         // An expected retry counts like a waiting request.
         let waiting = waiting.max(usize::from(state.expects()));
         let conversations = self.turns.cost();
-        Seen { asked: state.asked, waiting, in_flight, idle_for, conversations }
+        ModelActivity { asked: state.asked, waiting, in_flight, idle_for, conversations }
     }
 
     /// Since when the generation holds no lease; `None` while it holds one, or if it was never opened.
@@ -496,9 +502,9 @@ impl LeaseQueue {
     }
 
     /// Requests and work of each living generation that was opened.
-    pub(crate) fn counts(&self) -> Vec<Tally> {
+    pub(crate) fn counts(&self) -> Vec<GenerationCounts> {
         let state = lock(&self.state);
-        let count = |(id, entry): (&GenerationId, &Entry)| Tally {
+        let count = |(id, entry): (&GenerationId, &GenerationEntry)| GenerationCounts {
             generation: *id,
             in_flight: state.dispatch.in_flight(*id),
             work: entry.cell.work(),
@@ -513,25 +519,25 @@ impl LeaseQueue {
     }
 
     /// Generations that take leases.
-    pub(crate) fn open_cells(&self) -> Vec<Arc<Cell>> {
+    pub(crate) fn open_cells(&self) -> Vec<Arc<GenerationCell>> {
         let state = lock(&self.state);
         let open = state.generations.iter().filter(|(id, _)| state.dispatch.is_open(**id));
         open.map(|(_, entry)| Arc::clone(&entry.cell)).collect()
     }
 
     /// Work of a living generation that was opened.
-    pub(crate) fn work(&self, generation: GenerationId) -> Option<Work> {
+    pub(crate) fn work(&self, generation: GenerationId) -> Option<WorkDone> {
         lock(&self.state).generations.get(&generation).map(|entry| entry.cell.work())
     }
 }
 
-impl State {
+impl QueueState {
     /// Requests waiting here, for a slot or for room.
     fn waiting(&self) -> usize {
         self.dispatch.waiting() + self.admit.waiting()
     }
 
-    fn occupy_slot(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<Cell>> {
+    fn occupy_slot(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<GenerationCell>> {
         let entry = self.generations.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
             // The expected request has come back, or another one was served.
@@ -568,7 +574,7 @@ impl State {
         }
     }
 
-    fn dismiss(&mut self, denied: &Denied) -> LeaseAnswers {
+    fn dismiss(&mut self, denied: &LeaseDenied) -> LeaseAnswers {
         let mut tickets = self.dispatch.dismiss();
         tickets.extend(self.admit.dismiss());
         self.expects = None;

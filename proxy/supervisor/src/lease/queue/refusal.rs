@@ -4,40 +4,40 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::{Denied, Failure};
+use crate::error::{BackendFailure, LeaseDenied};
 
 /// Why requests are refused at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum QueueRefusal {
     /// Starts fail; the next attempt is at this time.
-    StartFailed(Failure, Instant),
+    StartFailed(BackendFailure, Instant),
     /// The start needs a change; without one the next attempt is at this time.
-    Failed(Failure, Instant),
+    Failed(BackendFailure, Instant),
     /// The remote endpoint does not answer; the next probe is at this time.
-    Silent(Failure, Instant),
+    Silent(BackendFailure, Instant),
     /// No new requests, even if a generation is open.
     ShuttingDown,
     /// No new requests, even if a generation is open.
     Removed,
 }
 
-impl Refusal {
+impl QueueRefusal {
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::ShuttingDown | Self::Removed)
     }
 
-    pub(super) fn denied(&self) -> Denied {
+    pub(super) fn denied(&self) -> LeaseDenied {
         // Whole seconds, rounded up, so that a retry does not come too early.
         let left = |at: &Instant| {
             let left = at.saturating_duration_since(Instant::now());
             Duration::from_secs((left.as_secs() + u64::from(left.subsec_nanos() > 0)).max(1))
         };
         match self {
-            Self::StartFailed(failure, at) => Denied::StartFailed(failure.clone(), Some(left(at))),
-            Self::Failed(failure, at) => Denied::Failed(failure.clone(), left(at)),
-            Self::Silent(failure, at) => Denied::Silent(failure.clone(), left(at)),
-            Self::ShuttingDown => Denied::ShuttingDown,
-            Self::Removed => Denied::Removed,
+            Self::StartFailed(failure, at) => LeaseDenied::StartFailed(failure.clone(), Some(left(at))),
+            Self::Failed(failure, at) => LeaseDenied::Failed(failure.clone(), left(at)),
+            Self::Silent(failure, at) => LeaseDenied::Silent(failure.clone(), left(at)),
+            Self::ShuttingDown => LeaseDenied::ShuttingDown,
+            Self::Removed => LeaseDenied::Removed,
         }
     }
 }

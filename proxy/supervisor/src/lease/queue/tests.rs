@@ -6,37 +6,41 @@ use std::path::PathBuf;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_policies::ServerFacts;
 
-use super::coming::Coming;
+use super::coming::NextProcess;
 use super::*;
-use crate::error::Failure;
-use crate::lease::Outcome;
-use crate::process::endpoint::Endpoint;
+use crate::error::BackendFailure;
+use crate::lease::ExchangeOutcome;
+use crate::process::endpoint::ListenAddress;
 
 const WAIT: Duration = Duration::from_secs(300);
 
 fn leases(depth: usize) -> Arc<LeaseQueue> {
-    Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::new(Journal::new(10)), depth, WAIT))
+    Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::new(EventJournal::new(10)), depth, WAIT))
 }
 
-fn cell(id: u64) -> Arc<Cell> {
-    Arc::new(Cell::new(GenerationId(id), Endpoint::Unix(PathBuf::from("/x.sock")), ServerFacts::default()))
+fn cell(id: u64) -> Arc<GenerationCell> {
+    Arc::new(GenerationCell::new(
+        GenerationId(id),
+        ListenAddress::Unix(PathBuf::from("/x.sock")),
+        ServerFacts::default(),
+    ))
 }
 
-fn failure() -> Failure {
+fn failure() -> BackendFailure {
     let kind = crate::error::FailureKind::BadModel;
-    Failure { kind, message: "bad".to_owned(), lines: Vec::new(), failures: 1 }
+    BackendFailure { kind, message: "bad".to_owned(), lines: Vec::new(), failures: 1 }
 }
 
 /// Spawns a request that is in the queue when this returns.
-async fn queued(leases: &Arc<LeaseQueue>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, Denied>> {
+async fn queued(leases: &Arc<LeaseQueue>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, LeaseDenied>> {
     let ours = Arc::clone(leases);
     waits(leases, async move { ours.lease(kind, None).await }).await
 }
 
 async fn waits(
     leases: &LeaseQueue,
-    asks: impl Future<Output = Result<Lease, Denied>> + Send + 'static,
-) -> AbortOnDropHandle<Result<Lease, Denied>> {
+    asks: impl Future<Output = Result<Lease, LeaseDenied>> + Send + 'static,
+) -> AbortOnDropHandle<Result<Lease, LeaseDenied>> {
     let before = leases.waiting();
     let task = TaskTracker::new().spawn(asks);
     while leases.waiting() == before {
@@ -130,7 +134,7 @@ async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
 async fn a_caller_waits_no_longer_than_it_may() {
     let leases = leases(4);
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
-    assert_eq!(denied, Denied::Deadline { waited: WAIT });
+    assert_eq!(denied, LeaseDenied::Deadline { waited: WAIT });
     assert_eq!(leases.waiting(), 0);
 }
 
@@ -138,14 +142,14 @@ async fn a_caller_waits_no_longer_than_it_may() {
 async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     let leases = leases(4);
     let (now, wait) = (Instant::now(), WAIT);
-    let slow = Coming { took: Some(3 * wait), fastest: Some(2 * wait), ..Coming::default() };
+    let slow = NextProcess { took: Some(3 * wait), fastest: Some(2 * wait), ..NextProcess::default() };
     leases.set_next_process(slow);
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
-    assert_eq!(denied, Denied::TooSlow { left: 3 * wait, wait });
+    assert_eq!(denied, LeaseDenied::TooSlow { left: 3 * wait, wait });
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
     assert!(leases.needs_process() && leases.seen().waiting == 1 && leases.waiting() == 0);
     // During the start less time remains, so the fastest start would be in time.
-    leases.set_next_process(Coming { since: now.checked_sub(wait), ..slow });
+    leases.set_next_process(NextProcess { since: now.checked_sub(wait), ..slow });
     let waiting = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
     leases.open(&cell, 1);
@@ -155,7 +159,7 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     leases.close(cell.id);
     leases.set_next_process(slow);
     let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
-    assert!(matches!(again, Denied::Deadline { .. }), "{again:?}");
+    assert!(matches!(again, LeaseDenied::Deadline { .. }), "{again:?}");
     let _told = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert!(leases.needs_process() && leases.refuses());
     tokio::time::sleep(4 * wait).await;
@@ -168,11 +172,11 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
     let waiting = queued(&leases, LeaseKind::Slot).await;
     for _ in 0..3 {
         let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
-        assert_eq!(denied, Denied::QueueFull { waiting: 1, depth: 1 });
+        assert_eq!(denied, LeaseDenied::QueueFull { waiting: 1, depth: 1 });
     }
     assert_eq!(leases.journal.tail().events.len(), 1);
-    leases.dismiss(&Denied::Removed);
-    assert_eq!(waiting.await.unwrap().unwrap_err(), Denied::Removed);
+    leases.dismiss(&LeaseDenied::Removed);
+    assert_eq!(waiting.await.unwrap().unwrap_err(), LeaseDenied::Removed);
 }
 
 #[tokio::test]
@@ -183,7 +187,7 @@ async fn who_was_let_in_before_waits_beyond_the_depth_and_in_the_order_of_arriva
     let ours = Arc::clone(&leases);
     let again = waits(&leases, async move { ours.lease_again(LeaseKind::Slot, None).await }).await;
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
-    assert_eq!(denied, Denied::QueueFull { waiting: 2, depth: 1 });
+    assert_eq!(denied, LeaseDenied::QueueFull { waiting: 2, depth: 1 });
     leases.open(&cell(1), 1);
     let first = first.await.unwrap().unwrap();
     assert!(!again.is_finished(), "it overtakes nobody");
@@ -230,10 +234,19 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
     );
     one.note_events(2);
     two.note_events(3);
-    let failed = Outcome { status: Some(500), compute_error: true, prompt: Some(40), ..Outcome::default() };
+    let failed = ExchangeOutcome {
+        status: Some(500),
+        compute_error: true,
+        prompt: Some(40),
+        ..ExchangeOutcome::default()
+    };
     one.note_outcome(&failed);
     assert_eq!((cell.pulses.moves(), cell.compute_errors(), cell.largest_prompt()), (5, 1, 40));
-    two.note_outcome(&Outcome { status: Some(200), decode: Some((8, 16.0)), ..Outcome::default() });
+    two.note_outcome(&ExchangeOutcome {
+        status: Some(200),
+        decode: Some((8, 16.0)),
+        ..ExchangeOutcome::default()
+    });
     assert_eq!((cell.compute_errors(), cell.largest_prompt()), (0, 40));
     let decodes = cell.take_decodes();
     assert_eq!(decodes.iter().map(|one| (one.tokens, one.ms, one.busy)).collect::<Vec<_>>(), [(8, 16.0, 2)]);
@@ -276,8 +289,8 @@ async fn a_failed_start_is_told_at_once_with_the_time_to_the_next_attempt() {
     let leases = leases(4);
     let waiting = queued(&leases, LeaseKind::Slot).await;
     let again = Instant::now() + Duration::from_millis(1500);
-    leases.refuse(Some(Refusal::StartFailed(failure(), again)));
-    let expected = Denied::StartFailed(failure(), Some(Duration::from_secs(2)));
+    leases.refuse(Some(QueueRefusal::StartFailed(failure(), again)));
+    let expected = LeaseDenied::StartFailed(failure(), Some(Duration::from_secs(2)));
     assert_eq!(waiting.await.unwrap().unwrap_err(), expected);
     assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), expected);
     leases.open(&cell(1), 1);
@@ -290,9 +303,9 @@ async fn the_end_lets_those_wait_on_who_can_still_be_served() {
     leases.open(&cell(1), 1);
     let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
     let waiting = queued(&leases, LeaseKind::Slot).await;
-    leases.refuse(Some(Refusal::ShuttingDown));
+    leases.refuse(Some(QueueRefusal::ShuttingDown));
     leases.refuse(None);
-    assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), Denied::ShuttingDown);
+    assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), LeaseDenied::ShuttingDown);
     drop(lease);
     assert!(waiting.await.unwrap().is_ok());
 }
@@ -341,7 +354,8 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
 #[tokio::test]
 async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_may_be_given_up() {
     let leases = leases(1);
-    let elsewhere = |waiting, came| leases.set_predecessor(Elsewhere::new(waiting, came, BTreeSet::new()));
+    let elsewhere =
+        |waiting, came| leases.set_predecessor(PredecessorQueue::new(waiting, came, BTreeSet::new()));
     assert!(!leases.needs_process());
     elsewhere(2, 2);
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("somebody came");
@@ -349,7 +363,7 @@ async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_m
     let _own = queued(&leases, LeaseKind::Slot).await;
     assert_eq!(leases.waiting(), 3, "the queue of one had room");
     // Hopeless requests cause no start until another one comes.
-    leases.dismiss(&Denied::NeverLoaded("too large".to_owned()));
+    leases.dismiss(&LeaseDenied::NeverLoaded("too large".to_owned()));
     leases.give_up_predecessor();
     assert!(!leases.needs_process() && leases.seen().waiting == 0);
     elsewhere(1, 2);
@@ -380,14 +394,14 @@ async fn whoever_came_after_a_refusal_was_made_waits_on_and_so_do_all_where_some
         tokio::task::yield_now().await;
     }
     let late = queued(&leases, LeaseKind::Slot).await;
-    leases.refuse_waiting_since(&Denied::Removed, made);
-    assert_eq!(early.await.unwrap().unwrap_err(), Denied::Removed);
+    leases.refuse_waiting_since(&LeaseDenied::Removed, made);
+    assert_eq!(early.await.unwrap().unwrap_err(), LeaseDenied::Removed);
     assert_eq!(leases.waiting(), 1);
     let cell = cell(1);
     leases.open(&cell, 1);
     let _served = late.await.unwrap().unwrap();
     let waits = queued(&leases, LeaseKind::Slot).await;
-    leases.refuse_waiting_since(&Denied::Removed, Instant::now());
+    leases.refuse_waiting_since(&LeaseDenied::Removed, Instant::now());
     assert!(!waits.is_finished() && leases.waiting() == 1, "a slot will be free");
 }
 
@@ -397,7 +411,7 @@ async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_r
     let cell = cell(1);
     leases.open(&cell, 1);
     let elsewhere = |open: &[u64]| {
-        leases.set_predecessor(Elsewhere::new(0, 0, open.iter().copied().map(GenerationId).collect()));
+        leases.set_predecessor(PredecessorQueue::new(0, 0, open.iter().copied().map(GenerationId).collect()));
     };
     elsewhere(&[1, 2]);
     assert!(!leases.is_unused(cell.id), "it may be given to somebody there");

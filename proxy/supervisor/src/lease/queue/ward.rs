@@ -16,18 +16,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Death, Fingerprint, QuarantinePolicy, Standing};
+use warden_policies::quarantine::{QuarantinePolicy, RequestFingerprint, RequestStanding, ServerDeath};
 
-use super::{LeaseQueue, Outbox, State};
+use super::{LeaseQueue, QueueOutbox, QueueState};
 use crate::clock;
-use crate::lease::cell::Cell;
+use crate::lease::cell::GenerationCell;
 use crate::sync::lock;
 use crate::view::QuarantineView;
 use crate::view::event::EventKind;
 
 /// Result of waiting to be alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Alone {
+pub enum SolitudeResult {
     /// No other request runs in a slot of the generation, until the solitude ends.
     Granted,
     /// Other requests still ran when the time was over, so the request may run next to them.
@@ -41,12 +41,12 @@ pub enum Alone {
 enum SolitudeStep {
     /// Wait for a change, or for this long.
     Wait(Option<Duration>),
-    Is(Alone),
+    Is(SolitudeResult),
 }
 
 /// End of a process, as far as it concerns requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum ProcessEnd {
     /// By itself, or by us after it had hung.
     OfItself,
     /// Killed by the kernel for lack of memory.
@@ -61,7 +61,7 @@ impl LeaseQueue {
     }
 
     /// Updates the flag for known requests, and wakes those that wait for a result.
-    fn settled(&self, state: &State) {
+    fn settled(&self, state: &QueueState) {
         self.knows.store(!state.quarantine.is_empty(), Ordering::Relaxed);
         self.moved.notify_waiters();
     }
@@ -73,9 +73,9 @@ impl LeaseQueue {
     }
 
     /// Standing of a request. Costs one load while no request is known.
-    pub(crate) fn standing(&self, request: Fingerprint) -> Standing {
+    pub(crate) fn standing(&self, request: RequestFingerprint) -> RequestStanding {
         if !self.knows.load(Ordering::Relaxed) {
-            return Standing::Clear;
+            return RequestStanding::Clear;
         }
         let mut state = lock(&self.state);
         let standing = state.quarantine.standing(request, self.now());
@@ -84,12 +84,12 @@ impl LeaseQueue {
     }
 
     /// Records that a request was refused by the quarantine.
-    pub(crate) fn note_refusal(&self, request: Fingerprint) {
+    pub(crate) fn note_refusal(&self, request: RequestFingerprint) {
         lock(&self.state).quarantine.note_refusal(request);
     }
 
     /// Records that a connection broke after the request was sent whole and before its answer was complete.
-    pub(crate) fn broke(&self, generation: GenerationId, request: Fingerprint) {
+    pub(crate) fn broke(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.broke(generation, request, self.now());
         if state.generations.contains_key(&generation) {
@@ -106,7 +106,7 @@ impl LeaseQueue {
     }
 
     /// Same as [`Self::broke`] after the end of a generation, which may have been stopped.
-    pub(crate) fn lost(&self, generation: GenerationId, request: Fingerprint) {
+    pub(crate) fn lost(&self, generation: GenerationId, request: RequestFingerprint) {
         let has_ended = lock(&self.state).quarantine.has_ended(generation);
         if has_ended {
             self.broke(generation, request);
@@ -114,7 +114,7 @@ impl LeaseQueue {
     }
 
     /// Records that a client left after its request was sent whole and before the answer was complete.
-    pub(crate) fn left(&self, generation: GenerationId, request: Fingerprint) {
+    pub(crate) fn left(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.left(generation, request, self.now());
         if suspect {
@@ -129,7 +129,7 @@ impl LeaseQueue {
         lock(&self.state).dispatch.reads(generation, begins);
     }
 
-    fn log_suspects(&self, generation: GenerationId, fingerprints: Vec<Fingerprint>) {
+    fn log_suspects(&self, generation: GenerationId, fingerprints: Vec<RequestFingerprint>) {
         self.journal.tell(Some(&self.name), Some(generation), EventKind::RequestsSuspected { fingerprints });
     }
 
@@ -148,7 +148,7 @@ impl LeaseQueue {
     }
 
     /// Records the end of the generation's process.
-    pub(crate) fn ended(&self, cell: &Cell, ending: Ending) {
+    pub(crate) fn ended(&self, cell: &GenerationCell, ending: ProcessEnd) {
         let mut state = lock(&self.state);
         if !state.generations.contains_key(&cell.id) {
             return;
@@ -156,14 +156,14 @@ impl LeaseQueue {
         // Close first, so that no request comes in after this count.
         state.close(cell.id);
         let state = &mut *state;
-        if ending == Ending::Stopped {
+        if ending == ProcessEnd::Stopped {
             state.quarantine.stopped(cell.id);
             return self.settled(state);
         }
-        let death = Death {
+        let death = ServerDeath {
             others: state.dispatch.company(cell.id),
             hung: cell.hung().unwrap_or_default(),
-            proves: ending == Ending::OfItself,
+            proves: ending == ProcessEnd::OfItself,
         };
         let found = state.quarantine.died(cell.id, death, self.now());
         let refuse_for = state.quarantine.policy().refuse_for;
@@ -204,7 +204,7 @@ impl LeaseQueue {
     pub(crate) fn unseek(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
         let grants = state.dispatch.unseek(generation, kind);
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
         drop(state);
         self.moved.notify_waiters();
@@ -216,7 +216,7 @@ impl LeaseQueue {
         let mut state = lock(&self.state);
         state.quarantine.end_trial(generation);
         let grants = state.dispatch.join(generation);
-        let mut outbox = Outbox::default();
+        let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
         drop(state);
         self.moved.notify_waiters();
@@ -224,7 +224,7 @@ impl LeaseQueue {
     }
 
     /// Clears a suspected request that was answered.
-    pub(crate) fn survived(&self, generation: GenerationId, request: Fingerprint) {
+    pub(crate) fn survived(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         state.quarantine.survived(generation, request);
         self.settled(&state);
@@ -235,9 +235,9 @@ impl LeaseQueue {
         &self,
         generation: GenerationId,
         kind: LeaseKind,
-        request: Fingerprint,
+        request: RequestFingerprint,
         since: Instant,
-    ) -> Alone {
+    ) -> SolitudeResult {
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
             moved.as_mut().enable();
@@ -253,20 +253,20 @@ impl LeaseQueue {
             let end = clock::after(since, wait);
             let until = look.map_or(end, |look| clock::after(Instant::now(), look).min(end));
             if tokio::time::timeout_at(until, moved).await.is_err() && Instant::now() >= end {
-                return Alone::InCompany;
+                return SolitudeResult::InCompany;
             }
         }
     }
 
     fn try_alone(
         &self,
-        state: &mut State,
+        state: &mut QueueState,
         generation: GenerationId,
         kind: LeaseKind,
-        request: Fingerprint,
+        request: RequestFingerprint,
     ) -> SolitudeStep {
         if state.quarantine.has_ended(generation) || !state.generations.contains_key(&generation) {
-            return SolitudeStep::Is(Alone::Gone);
+            return SolitudeStep::Is(SolitudeResult::Gone);
         }
         // A generation with broken connections is probably dead, and a request sent there would be blamed
         // wrongly.
@@ -276,20 +276,20 @@ impl LeaseQueue {
         // A request whose client left a moment ago may still run, and could kill the process too.
         let lingers = state.quarantine.lingers(generation, request, self.now());
         match state.quarantine.standing(request, self.now()) {
-            Standing::Refused { left } => SolitudeStep::Is(Alone::Refused(left)),
+            RequestStanding::Refused { left } => SolitudeStep::Is(SolitudeResult::Refused(left)),
             // Released meanwhile, so it may run like other requests.
-            Standing::Clear => SolitudeStep::Is(Alone::InCompany),
-            Standing::Suspect if lingers.is_some() => SolitudeStep::Wait(lingers),
-            Standing::Suspect if state.dispatch.try_alone(generation, kind) => {
+            RequestStanding::Clear => SolitudeStep::Is(SolitudeResult::InCompany),
+            RequestStanding::Suspect if lingers.is_some() => SolitudeStep::Wait(lingers),
+            RequestStanding::Suspect if state.dispatch.try_alone(generation, kind) => {
                 state.quarantine.begin_trial(generation, request);
-                SolitudeStep::Is(Alone::Granted)
+                SolitudeStep::Is(SolitudeResult::Granted)
             }
-            Standing::Suspect => SolitudeStep::Wait(None),
+            RequestStanding::Suspect => SolitudeStep::Wait(None),
         }
     }
 
     /// Time for which the request may be alone.
-    pub(crate) fn alone_for(&self, request: Fingerprint) -> Duration {
+    pub(crate) fn alone_for(&self, request: RequestFingerprint) -> Duration {
         lock(&self.state).quarantine.alone_time(request)
     }
 

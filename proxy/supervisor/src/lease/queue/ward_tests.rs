@@ -3,21 +3,21 @@
 use std::path::PathBuf;
 
 use warden_policies::ServerFacts;
-use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 
-use super::ward::{Alone, Ending};
+use super::ward::{ProcessEnd, SolitudeResult};
 use super::*;
-use crate::lease::Asked;
-use crate::process::endpoint::Endpoint;
+use crate::lease::SentRequest;
+use crate::process::endpoint::ListenAddress;
 
 const WAIT: Duration = Duration::from_secs(300);
-const A: Fingerprint = Fingerprint(1);
-const B: Fingerprint = Fingerprint(2);
+const A: RequestFingerprint = RequestFingerprint(1);
+const B: RequestFingerprint = RequestFingerprint(2);
 
 /// A request that was sent whole.
-struct Whole(Fingerprint);
+struct Whole(RequestFingerprint);
 
-impl Asked for Whole {
+impl SentRequest for Whole {
     fn is_whole(&self) -> bool {
         true
     }
@@ -27,7 +27,7 @@ impl Asked for Whole {
     fn media(&self) -> u64 {
         0
     }
-    fn print(&self) -> Option<Fingerprint> {
+    fn print(&self) -> Option<RequestFingerprint> {
         Some(self.0)
     }
 }
@@ -39,19 +39,20 @@ struct Ward {
 
 impl Ward {
     fn new() -> Self {
-        let journal = Arc::new(Journal::new(10));
+        let journal = Arc::new(EventJournal::new(10));
         Self { leases: Arc::new(LeaseQueue::new(ModelName::new("m"), journal, 4, WAIT)), generations: 0 }
     }
 
-    fn open(&mut self) -> Arc<Cell> {
+    fn open(&mut self) -> Arc<GenerationCell> {
         self.generations += 1;
-        let endpoint = Endpoint::Unix(PathBuf::from("/x.sock"));
-        let cell = Arc::new(Cell::new(GenerationId(self.generations), endpoint, ServerFacts::default()));
+        let endpoint = ListenAddress::Unix(PathBuf::from("/x.sock"));
+        let cell =
+            Arc::new(GenerationCell::new(GenerationId(self.generations), endpoint, ServerFacts::default()));
         self.leases.open(&cell, 4);
         cell
     }
 
-    async fn sent(&self, request: Fingerprint) -> Lease {
+    async fn sent(&self, request: RequestFingerprint) -> Lease {
         let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
         lease.note_asked(Arc::new(Whole(request)), true);
         lease
@@ -63,32 +64,32 @@ impl Ward {
         lease
     }
 
-    fn die(&self, cell: &Cell) {
-        self.leases.ended(cell, Ending::OfItself);
+    fn die(&self, cell: &GenerationCell) {
+        self.leases.ended(cell, ProcessEnd::OfItself);
         self.leases.forget(cell.id);
     }
 
     /// Lets a process die with this request in flight.
-    async fn suspecting(&mut self, request: Fingerprint) -> Arc<Cell> {
+    async fn suspecting(&mut self, request: RequestFingerprint) -> Arc<GenerationCell> {
         let cell = self.open();
         let lease = self.sent(request).await;
         lease.broke(request);
         drop(lease);
         self.die(&cell);
-        assert_eq!(self.leases.standing(request), Standing::Suspect);
+        assert_eq!(self.leases.standing(request), RequestStanding::Suspect);
         self.open()
     }
 
     /// Waits to be alone, sends, and is then on trial.
-    async fn tried(&self, request: Fingerprint) -> Lease {
+    async fn tried(&self, request: RequestFingerprint) -> Lease {
         let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
-        assert_eq!(lease.alone(request).await, Alone::Granted);
+        assert_eq!(lease.alone(request).await, SolitudeResult::Granted);
         lease.note_asked(Arc::new(Whole(request)), true);
         lease
     }
 
-    fn is_refused(&self, request: Fingerprint) -> bool {
-        matches!(self.leases.standing(request), Standing::Refused { .. })
+    fn is_refused(&self, request: RequestFingerprint) -> bool {
+        matches!(self.leases.standing(request), RequestStanding::Refused { .. })
     }
 }
 
@@ -104,7 +105,10 @@ async fn a_client_that_leaves_before_its_request_kills_the_server_hides_nothing(
     drop(answered);
     tokio::time::advance(Duration::from_secs(2)).await;
     ward.die(&cell);
-    assert_eq!((ward.leases.standing(A), ward.leases.standing(B)), (Standing::Suspect, Standing::Clear));
+    assert_eq!(
+        (ward.leases.standing(A), ward.leases.standing(B)),
+        (RequestStanding::Suspect, RequestStanding::Clear)
+    );
     let cell = ward.open();
     drop(ward.tried(A).await);
     tokio::time::advance(Duration::from_secs(2)).await;
@@ -123,7 +127,7 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     drop(leaving);
     assert!(futures_util::poll!(alone.as_mut()).is_pending(), "the server may still be at work on it");
     let begun = Instant::now();
-    assert_eq!(alone.await, Alone::Granted);
+    assert_eq!(alone.await, SolitudeResult::Granted);
     assert_eq!(begun.elapsed(), warden_policies::defaults().quarantine.lingers_for);
     lease.note_asked(Arc::new(Whole(A)), true);
     ward.die(&cell);
@@ -136,8 +140,11 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     ward.die(&cell);
-    assert_eq!(alone.await, Alone::Gone);
-    assert_eq!((ward.leases.standing(A), ward.leases.standing(B)), (Standing::Suspect, Standing::Suspect));
+    assert_eq!(alone.await, SolitudeResult::Gone);
+    assert_eq!(
+        (ward.leases.standing(A), ward.leases.standing(B)),
+        (RequestStanding::Suspect, RequestStanding::Suspect)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,12 +156,12 @@ async fn those_who_run_for_long_do_not_save_a_suspect_from_its_trial_for_ever() 
         let long = ward.sent(B).await;
         let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
         let begun = Instant::now();
-        assert_eq!(lease.alone(A).await, Alone::InCompany);
+        assert_eq!(lease.alone(A).await, SolitudeResult::InCompany);
         assert_eq!(begun.elapsed(), alone_wait * times);
         lease.note_asked(Arc::new(Whole(A)), true);
         ward.die(&cell);
         drop((lease, long));
-        assert_eq!(ward.leases.standing(A), Standing::Suspect);
+        assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
         cell = ward.open();
     }
 }
@@ -176,7 +183,7 @@ async fn who_only_reads_saves_nobody_from_its_trial() {
     watches.watches();
     let _lease = ward.tried(A).await;
     ward.die(&cell);
-    assert_eq!(ward.leases.standing(A), Standing::Suspect);
+    assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -190,13 +197,15 @@ async fn a_trial_whose_connection_broke_is_over_when_the_server_answers() {
     ward.leases.lives(cell.id);
     // Much later, with nothing in flight.
     ward.die(&cell);
-    assert_eq!(ward.leases.standing(A), Standing::Suspect);
+    assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_a_server_that_was_stopped_nobody_is_suspected_and_of_one_short_of_memory_nobody_is_refused() {
     let mut ward = Ward::new();
-    for (ending, standing) in [(Ending::Stopped, Standing::Clear), (Ending::OutOfMemory, Standing::Suspect)] {
+    for (ending, standing) in
+        [(ProcessEnd::Stopped, RequestStanding::Clear), (ProcessEnd::OutOfMemory, RequestStanding::Suspect)]
+    {
         let cell = ward.open();
         let lease = ward.sent(A).await;
         drop(ward.sent(B).await);
@@ -210,8 +219,8 @@ async fn of_a_server_that_was_stopped_nobody_is_suspected_and_of_one_short_of_me
     let lease = ward.tried(A).await;
     lease.broke(A);
     drop(lease);
-    ward.leases.ended(&cell, Ending::OutOfMemory);
-    assert_eq!(ward.leases.standing(A), Standing::Suspect);
+    ward.leases.ended(&cell, ProcessEnd::OutOfMemory);
+    assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,7 +246,7 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
         running.note_done();
         drop(running);
     }
-    assert_eq!(alone.await, Alone::Granted);
+    assert_eq!(alone.await, SolitudeResult::Granted);
     assert_eq!(ward.leases.in_flight(cell.id), 1);
     // The process is asked to end: waiting requests go elsewhere.
     drop(lease);
@@ -247,7 +256,7 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     let mut alone = Box::pin(lease.alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     cell.revoke();
-    assert_eq!(alone.await, Alone::Gone);
+    assert_eq!(alone.await, SolitudeResult::Gone);
     drop((running, lease));
     assert_eq!(ward.leases.in_flight(cell.id), 0);
 }

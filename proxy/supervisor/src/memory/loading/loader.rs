@@ -1,4 +1,4 @@
-//! Task that decides which models are loaded. [`Loading`] makes the decisions; the task reads the machine's
+//! Task that decides which models are loaded. [`LoadingState`] makes the decisions; the task reads the machine's
 //! memory, and sends orders to the models' tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,24 +9,26 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::loading::{Lacks, Loading, MemoryAmounts, Never, Order, Seen, Who};
+use warden_policies::loading::{
+    LoadRefusal, LoaderOrder, LoadingState, MemoryAmounts, MissingRoom, ModelActivity, ModelId,
+};
 use warden_policies::{ByteSize, MemoryKind, ModelName};
 
-use super::{Listener, LoaderInbox, LoadingDesk, Told, Word};
+use super::{LoaderInbox, LoadingDesk, LoadingListener, LoadingOrder, LoadingReport};
 use crate::clock;
 use crate::lease::queue::LeaseQueue;
-use crate::process::{MachineMemory, World};
+use crate::process::{MachineMemory, ProcessWorld};
 use crate::spec::CommonConfig;
 use crate::sync::lock;
-use crate::view::event::{EventKind, Journal};
+use crate::view::event::{EventJournal, EventKind};
 
 /// Interval for looking for room while the models that need it have no waiting request.
 const IDLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A model known to the loader.
-struct Member {
+struct LoaderMember {
     leases: Arc<LeaseQueue>,
-    listener: Listener,
+    listener: LoadingListener,
     /// Number of its last wish for room, and of its last question whether it may stay.
     asked: u64,
     question: u64,
@@ -34,19 +36,19 @@ struct Member {
 
 /// State of the loader's task.
 pub(crate) struct ModelLoader {
-    world: Arc<dyn World>,
-    journal: Arc<Journal>,
+    world: Arc<dyn ProcessWorld>,
+    journal: Arc<EventJournal>,
     desk: Arc<LoadingDesk>,
     common: Arc<Mutex<CommonConfig>>,
     inbox: LoaderInbox,
-    members: BTreeMap<Who, Member>,
-    loading: Loading,
+    members: BTreeMap<ModelId, LoaderMember>,
+    loading: LoadingState,
     /// Models whose waiting is logged already.
-    waits_told: BTreeSet<Who>,
+    waits_told: BTreeSet<ModelId>,
     /// Models that know that they can never be loaded as configured.
-    never_told: BTreeSet<Who>,
+    never_told: BTreeSet<ModelId>,
     /// Models for which that is logged.
-    never_said: BTreeSet<Who>,
+    never_said: BTreeSet<ModelId>,
     /// Free memory at the last reading.
     free: Option<MemoryAmounts>,
     /// The published room is out of date since the last event, and when it was published.
@@ -61,14 +63,14 @@ pub(crate) struct ModelLoader {
 
 impl ModelLoader {
     pub(crate) fn new(
-        world: Arc<dyn World>,
-        journal: Arc<Journal>,
+        world: Arc<dyn ProcessWorld>,
+        journal: Arc<EventJournal>,
         desk: Arc<LoadingDesk>,
         common: Arc<Mutex<CommonConfig>>,
         inbox: LoaderInbox,
         limit: Duration,
     ) -> Self {
-        let loading = Loading::new(lock(&common).loading.clone());
+        let loading = LoadingState::new(lock(&common).loading.clone());
         let epoch = Instant::now();
         Self {
             world,
@@ -158,16 +160,16 @@ impl ModelLoader {
         (self.stale, self.shown) = (false, Instant::now());
     }
 
-    fn take(&mut self, who: Who, told: Told) {
+    fn take(&mut self, who: ModelId, told: LoadingReport) {
         // Readings are frequent; their effect is published within a second.
-        self.stale |= !matches!(told, Told::Read(_));
+        self.stale |= !matches!(told, LoadingReport::Read(_));
         let (loading, now) = (&mut self.loading, self.epoch.elapsed());
         tracing::trace!(model = %who.name, ?told, "loading");
         match told {
-            Told::Joins { leases, listener } => {
-                self.members.insert(who, Member { leases, listener, asked: 0, question: 0 });
+            LoadingReport::Joins { leases, listener } => {
+                self.members.insert(who, LoaderMember { leases, listener, asked: 0, question: 0 });
             }
-            Told::Wants { spec, urgent, number } => {
+            LoadingReport::Wants { spec, urgent, number } => {
                 if let Some(member) = self.members.get_mut(&who) {
                     member.asked = number;
                 }
@@ -175,29 +177,29 @@ impl ModelLoader {
                 loading.wants(&who, urgent);
                 self.never_told.remove(&who);
             }
-            Told::Is(spec) => {
+            LoadingReport::Is(spec) => {
                 loading.set(&who, *spec);
                 self.never_told.remove(&who);
                 self.never_said.remove(&who);
             }
-            Told::Remade(number) => {
+            LoadingReport::Remade(number) => {
                 if let Some(member) = self.members.get_mut(&who) {
                     member.question = number;
                 }
                 loading.remade(&who, now);
             }
-            Told::Kept => loading.kept(&who),
-            Told::Inherited(places) => loading.inherited(&who, places, now),
-            Told::Loaded => loading.loaded(&who, now),
-            Told::Read(reading) => loading.read(&who, reading),
-            Told::Leaves => loading.leaves(&who),
-            Told::GaveBack => loading.reclaim_ended(&who),
-            Told::Short => loading.short(&who, now),
-            Told::Gone => {
+            LoadingReport::Kept => loading.kept(&who),
+            LoadingReport::Inherited(places) => loading.inherited(&who, places, now),
+            LoadingReport::Loaded => loading.loaded(&who, now),
+            LoadingReport::Read(reading) => loading.read(&who, reading),
+            LoadingReport::Leaves => loading.leaves(&who),
+            LoadingReport::GaveBack => loading.reclaim_ended(&who),
+            LoadingReport::Short => loading.short(&who, now),
+            LoadingReport::Gone => {
                 loading.gone(&who);
                 self.waits_told.remove(&who);
             }
-            Told::Removed => {
+            LoadingReport::Removed => {
                 loading.forget(&who);
                 self.members.remove(&who);
                 self.waits_told.remove(&who);
@@ -228,26 +230,28 @@ impl ModelLoader {
         let orders = self.loading.next(now, Some(&free), seen);
         self.free = Some(free);
         self.stale |= !orders.is_empty();
-        let question = |model: &Who| members.get(model).map_or(0, |member| member.question);
+        let question = |model: &ModelId| members.get(model).map_or(0, |member| member.question);
         for order in orders {
             let (who, word) = match order {
-                Order::Load { model, places } => {
+                LoaderOrder::Load { model, places } => {
                     self.waits_told.remove(&model);
                     self.never_said.remove(&model);
                     let asked = members.get(&model).map_or(0, |member| member.asked);
-                    (model, Word::Load(places, asked))
+                    (model, LoadingOrder::Load(places, asked))
                 }
-                Order::Unload { model, makes_room_for } => (model, Word::Unload(makes_room_for)),
-                Order::GiveBack { model } => (model, Word::GiveBack),
-                Order::Stay { model, places, beside } => {
+                LoaderOrder::Unload { model, makes_room_for } => {
+                    (model, LoadingOrder::Unload(makes_room_for))
+                }
+                LoaderOrder::GiveBack { model } => (model, LoadingOrder::GiveBack),
+                LoaderOrder::Stay { model, places, beside } => {
                     let question = question(&model);
-                    (model, Word::Stay { places, beside, question })
+                    (model, LoadingOrder::Stay { places, beside, question })
                 }
-                Order::Anew { model, lacks } => {
+                LoaderOrder::Anew { model, lacks } => {
                     let (why, question) = (words(&lacks), question(&model));
-                    (model, Word::Anew { why, question })
+                    (model, LoadingOrder::Anew { why, question })
                 }
-                Order::Call { model } => (model, Word::Come),
+                LoaderOrder::Call { model } => (model, LoadingOrder::Come),
             };
             if let Some(member) = members.get(&who) {
                 (member.listener)(word);
@@ -262,8 +266,8 @@ impl ModelLoader {
             }
             // Send it once, and again whenever requests wait.
             if self.never_told.insert(who.clone()) || seen(who).waiting > 0 {
-                let by_room = matches!(never, Never::Room { .. });
-                (member.listener)(Word::Never { why: never_words(never), by_room });
+                let by_room = matches!(never, LoadRefusal::Room { .. });
+                (member.listener)(LoadingOrder::Never { why: never_words(never), by_room });
             }
         }
         for (who, lacks) in self.loading.waiting(self.free.as_ref()) {
@@ -273,7 +277,7 @@ impl ModelLoader {
             if self.waits_told.insert(who.clone()) {
                 if lacks.needed.as_ref().is_some_and(|needed| needed.host > lacks.left.host) {
                     for member in members.values() {
-                        (member.listener)(Word::ClearAway);
+                        (member.listener)(LoadingOrder::ClearAway);
                     }
                 }
                 let message = words(&lacks);
@@ -284,8 +288,8 @@ impl ModelLoader {
 }
 
 /// State of each model now.
-fn seen(members: &BTreeMap<Who, Member>) -> impl Fn(&Who) -> Seen + Copy + '_ {
-    move |who| members.get(who).map_or_else(Seen::default, |member| member.leases.seen())
+fn seen(members: &BTreeMap<ModelId, LoaderMember>) -> impl Fn(&ModelId) -> ModelActivity + Copy + '_ {
+    move |who| members.get(who).map_or_else(ModelActivity::default, |member| member.leases.seen())
 }
 
 /// Memory that models may use. A GPU without memory of its own has none.
@@ -313,8 +317,8 @@ fn amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts {
 }
 
 /// Needs of a waiting model, and what is left, for people.
-fn words(lacks: &Lacks) -> String {
-    let Lacks { needed, left, company } = lacks;
+fn words(lacks: &MissingRoom) -> String {
+    let MissingRoom { needed, left, company } = lacks;
     let is_short = |needed: &&MemoryAmounts| needed.exceeds(left) != (false, false);
     if let Some(needed) = needed.as_ref().filter(is_short) {
         format!(
@@ -340,23 +344,23 @@ fn amounts_words(amounts: &MemoryAmounts) -> String {
 }
 
 /// Why a model can never be loaded, and what to change, for people.
-fn never_words(never: &Never) -> String {
+fn never_words(never: &LoadRefusal) -> String {
     let list = |models: &[ModelName]| {
         let models: Vec<String> = models.iter().map(|model| format!("`{model}`")).collect();
         models.join(", ")
     };
     match never {
-        Never::Excluded(pinned) => {
+        LoadRefusal::Excluded(pinned) => {
             format!("{} (`pin`) exclude it by `groups`, and never leave", list(pinned))
         }
-        Never::Count { pinned, most } => format!(
+        LoadRefusal::Count { pinned, most } => format!(
             "{most} models may be loaded (`loading.max_loaded`), and as many never leave (`pin`): {}",
             list(pinned)
         ),
-        Never::Room { needed, left, pinned } if pinned.is_empty() => {
+        LoadRefusal::Room { needed, left, pinned } if pinned.is_empty() => {
             format!("it needs {}, and models may have {}", amounts_words(needed), amounts_words(left))
         }
-        Never::Room { needed, left, pinned } => format!(
+        LoadRefusal::Room { needed, left, pinned } => format!(
             "it needs {}, and models that never leave (`pin`: {}) leave {}",
             amounts_words(needed),
             list(pinned),
@@ -398,7 +402,7 @@ mod tests {
     fn who_waits_is_told_with_numbers() {
         let left = MemoryAmounts { host: GIB, gpus: vec![2 * GIB, 0] };
         let needed = MemoryAmounts { host: 0, gpus: vec![20 * GIB] };
-        let lacks = |needed: Option<&MemoryAmounts>, company| Lacks {
+        let lacks = |needed: Option<&MemoryAmounts>, company| MissingRoom {
             needed: needed.cloned(),
             left: left.clone(),
             company,

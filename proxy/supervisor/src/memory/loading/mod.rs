@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, oneshot};
-use warden_policies::loading::{LoadSpec, MemoryAmounts, Reading, Who};
+use warden_policies::loading::{LoadSpec, MemoryAmounts, ModelId, ModelReading};
 use warden_policies::{MemoryKind, ModelName};
 
 use crate::lease::queue::LeaseQueue;
 use crate::sync::lock;
 
 /// Report of a model's task to the loader.
-pub(crate) enum Told {
+pub(crate) enum LoadingReport {
     /// The model exists from now on. The loader answers through the listener.
-    Joins { leases: Arc<LeaseQueue>, listener: Listener },
+    Joins { leases: Arc<LeaseQueue>, listener: LoadingListener },
     /// The model wants to be loaded. `urgent`: evict others even if no request waits. `number`: of the wish.
     Wants { spec: Box<LoadSpec>, urgent: bool, number: u64 },
     /// New settings.
@@ -38,7 +38,7 @@ pub(crate) enum Told {
     /// All its processes serve.
     Loaded,
     /// Memory of its processes.
-    Read(Reading),
+    Read(ModelReading),
     /// The model unloads by itself.
     Leaves,
     /// The model has finished a reclaim, whose effect is in its last reading.
@@ -53,11 +53,11 @@ pub(crate) enum Told {
 
 /// Order of the loader to a model's task.
 #[derive(Debug)]
-pub(crate) enum Word {
+pub(crate) enum LoadingOrder {
     /// Room granted: GPUs per process, and the number of the wish.
     Load(Vec<Vec<usize>>, u64),
     /// Unload for this model.
-    Unload(Who),
+    Unload(ModelId),
     /// Another model needs memory that the model hoards.
     GiveBack,
     /// The model may stay with its new settings: GPUs per process, and room next to its old processes.
@@ -74,24 +74,24 @@ pub(crate) enum Word {
 }
 
 /// Delivers orders to a model.
-pub(crate) type Listener = Box<dyn Fn(Word) + Send + Sync>;
+pub(crate) type LoadingListener = Box<dyn Fn(LoadingOrder) + Send + Sync>;
 
 /// Receives the models' reports and the watchdog's checks.
 pub(crate) struct LoaderInbox {
-    told: mpsc::UnboundedReceiver<(Who, Told)>,
+    told: mpsc::UnboundedReceiver<(ModelId, LoadingReport)>,
     asked: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
 }
 
 /// Channel from the models to the loader, and its published state.
 #[derive(Debug)]
 pub(crate) struct LoadingDesk {
-    sender: mpsc::UnboundedSender<(Who, Told)>,
+    sender: mpsc::UnboundedSender<(ModelId, LoadingReport)>,
     beats: mpsc::UnboundedSender<oneshot::Sender<()>>,
     lives: AtomicU64,
-    promised: Mutex<BTreeMap<Who, MemoryAmounts>>,
-    roomy: Mutex<BTreeSet<Who>>,
-    refused: Mutex<BTreeSet<Who>>,
-    company: Mutex<BTreeSet<Who>>,
+    promised: Mutex<BTreeMap<ModelId, MemoryAmounts>>,
+    roomy: Mutex<BTreeSet<ModelId>>,
+    refused: Mutex<BTreeSet<ModelId>>,
+    company: Mutex<BTreeSet<ModelId>>,
 }
 
 impl LoadingDesk {
@@ -125,7 +125,7 @@ impl LoadingDesk {
         self.lives.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn tell(&self, who: &Who, told: Told) {
+    pub(crate) fn tell(&self, who: &ModelId, told: LoadingReport) {
         // Fails only at shutdown, when no model is loaded any more.
         drop(self.sender.send((who.clone(), told)));
     }
@@ -141,19 +141,19 @@ impl LoadingDesk {
     }
 
     /// True if a model stays because another one is loaded with which it belongs.
-    pub(crate) fn keeps_company(&self, who: &Who) -> bool {
+    pub(crate) fn keeps_company(&self, who: &ModelId) -> bool {
         lock(&self.company).contains(who)
     }
 
     /// Free bytes of a memory that are promised to other models.
-    pub(crate) fn promised_to_others(&self, besides: &Who, memory: MemoryKind) -> u64 {
+    pub(crate) fn promised_to_others(&self, besides: &ModelId, memory: MemoryKind) -> u64 {
         let promised = lock(&self.promised);
         let others = promised.iter().filter(|(who, _)| *who != besides);
         others.map(|(_, amounts)| amounts.of(memory)).fold(0, u64::saturating_add)
     }
 }
 
-impl Debug for Told {
+impl Debug for LoadingReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Joins { .. } => "Joins",

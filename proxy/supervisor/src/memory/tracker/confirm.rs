@@ -6,12 +6,17 @@ use tokio::time::Instant;
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::scale;
 
-use super::{MemoryTracker, Taken};
+use super::{MemoryTracker, ReadingContext};
 use crate::process;
 
 impl MemoryTracker {
     /// Records if the exact figure shows the growth, if it was read.
-    pub(super) fn confirm(&mut self, taken: &Taken, reading: &process::Sample, now: &[(MemoryKind, u64)]) {
+    pub(super) fn confirm(
+        &mut self,
+        taken: &ReadingContext,
+        reading: &process::ProcessSample,
+        now: &[(MemoryKind, u64)],
+    ) {
         let Some(share) = taken.confirm else { return };
         let charged = now.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes);
         let baseline = self.growth(MemoryKind::Host).and_then(|growth| growth.baseline);

@@ -1,11 +1,11 @@
 //! Serializes a process's memory history for the next instance.
 
 use serde::{Deserialize, Serialize};
-use warden_policies::book::held::Held;
+use warden_policies::book::held::HeldMemory;
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::growth::Monitor;
-use warden_policies::health::Offload;
-use warden_policies::sample::{HostMemory, Vram};
+use warden_policies::growth::GrowthMonitor;
+use warden_policies::health::GpuOffload;
+use warden_policies::sample::{HostMemory, VramReading};
 
 use super::MemoryTracker;
 
@@ -16,15 +16,15 @@ struct WrittenMemory<'a> {
     taken: u64,
     host: Option<HostMemory>,
     host_at_ready: Option<HostMemory>,
-    vram: &'a [Vram],
-    vram_at_ready: &'a [Vram],
+    vram: &'a [VramReading],
+    vram_at_ready: &'a [VramReading],
     largest_prompt: u64,
     tokens: (u64, u64),
-    offload: Offload,
-    held: &'a [Held],
+    offload: GpuOffload,
+    held: &'a [HeldMemory],
     declared: &'a DeclaredMemory,
     reclaims: u64,
-    monitor: &'a Monitor,
+    monitor: &'a GrowthMonitor,
 }
 
 #[derive(Deserialize)]
@@ -33,12 +33,12 @@ struct ReadMemory {
     taken: u64,
     host: Option<HostMemory>,
     host_at_ready: Option<HostMemory>,
-    vram: Vec<Vram>,
-    vram_at_ready: Vec<Vram>,
+    vram: Vec<VramReading>,
+    vram_at_ready: Vec<VramReading>,
     largest_prompt: u64,
     tokens: (u64, u64),
-    offload: Offload,
-    held: Vec<Held>,
+    offload: GpuOffload,
+    held: Vec<HeldMemory>,
     declared: DeclaredMemory,
     reclaims: u64,
     monitor: serde_json::Value,

@@ -15,33 +15,35 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
-use warden_policies::book::held::{self, Held};
+use warden_policies::book::held::{self, HeldMemory};
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::growth::{Growth, LeakPrior, Monitor, Verdict, VerdictChange};
-use warden_policies::health::Offload;
-use warden_policies::measured_needs::MeasuredNeeds;
-use warden_policies::reclaim::Parts;
-use warden_policies::recycle::{Facts, Reading, RecyclePolicy, SeriesFacts};
-use warden_policies::sample::{HostMemory, MemoryKind, Sample, SampleEdge, Vram, VramSource, Work};
-use warden_sensors::{CgroupMemory, HostTotals, Report};
+use warden_policies::experiment_needs::ExperimentNeeds;
+use warden_policies::growth::{GrowthMonitor, GrowthVerdict, LeakPrior, SeriesGrowth, VerdictChange};
+use warden_policies::health::GpuOffload;
+use warden_policies::reclaim::ReclaimParts;
+use warden_policies::recycle::{RecycleFacts, RecyclePolicy, SeriesFacts, SeriesReading};
+use warden_policies::sample::{
+    BackendSample, HostMemory, MemoryKind, SampleEdge, VramReading, VramSource, WorkDone,
+};
+use warden_sensors::{CgroupMemory, CudaReport, HostTotals};
 
-use crate::lease::cell::Cell;
+use crate::lease::cell::GenerationCell;
 use crate::memory::declared_memory;
-use crate::memory::recording::Recorder;
+use crate::memory::recording::SampleRecorder;
 use crate::process::gpus::GpuDevices;
-use crate::process::{self, NoVram, Props};
-use crate::spec::{Command, CommonConfig};
+use crate::process::{self, NoVram, ServerProps};
+use crate::spec::{CommonConfig, ServerCommand};
 
 /// Time and circumstances of a reading.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
+pub(crate) struct ReadingContext {
     /// Number of the reading, counted from 1 per process in the order of their begins.
     pub(crate) number: u64,
     /// Time of completion.
     pub(crate) at: Instant,
     pub(crate) edge: SampleEdge,
     pub(crate) in_flight: u32,
-    pub(crate) work: Work,
+    pub(crate) work: WorkDone,
     /// Host memory was also read page by page, and has to show this share of its growth.
     pub(crate) confirm: Option<f64>,
     /// Completed reclaims when the reading began.
@@ -68,20 +70,20 @@ pub(crate) struct MemoryTracker {
     pub(crate) host: Option<HostMemory>,
     pub(crate) host_at_ready: Option<HostMemory>,
     /// Last report that it wrote.
-    pub(crate) report: Option<Report>,
-    pub(crate) monitor: Monitor,
+    pub(crate) report: Option<CudaReport>,
+    pub(crate) monitor: GrowthMonitor,
     pub(crate) cost: PromptCost,
     /// Tokens of the largest prompt at the last reading.
     pub(crate) largest_prompt: u64,
     /// Requests were in flight at the last reading.
     pub(crate) busy: bool,
-    pub(crate) recorder: Option<Recorder>,
+    pub(crate) recorder: Option<SampleRecorder>,
     /// Key in the leak history.
     pub(crate) key: String,
-    pub(crate) vram: Vec<Vram>,
-    pub(crate) vram_at_ready: Vec<Vram>,
+    pub(crate) vram: Vec<VramReading>,
+    pub(crate) vram_at_ready: Vec<VramReading>,
     /// GPU offload when it was ready.
-    pub(crate) offload: Offload,
+    pub(crate) offload: GpuOffload,
     pub(crate) no_vram: Option<NoVram>,
     /// Last reason that was logged.
     no_vram_told: Option<NoVram>,
@@ -93,17 +95,17 @@ pub(crate) struct MemoryTracker {
     pub(crate) totals: Option<HostTotals>,
     pub(crate) group: Option<CgroupMemory>,
     /// Measurements of an experiment with such a process.
-    measured: MeasuredNeeds,
+    measured: ExperimentNeeds,
     /// Memory that it held.
-    held: Vec<Held>,
+    held: Vec<HeldMemory>,
     /// Facts at the last judgement.
-    pub(crate) facts: Option<Facts>,
+    pub(crate) facts: Option<RecycleFacts>,
     /// Time of the last page-by-page reading, and whether it showed the growth.
     confirmed: Option<(Instant, bool)>,
     confirm_next: bool,
     declared: DeclaredMemory,
     /// Parts that can be asked to give memory back; `None` before the first reading.
-    pub(crate) parts: Option<Parts>,
+    pub(crate) parts: Option<ReclaimParts>,
     /// Reclaim requests that it has answered.
     pub(crate) reclaims: u64,
     /// Previous readings.
@@ -112,14 +114,19 @@ pub(crate) struct MemoryTracker {
 }
 
 impl MemoryTracker {
-    pub(crate) fn new(common: &CommonConfig, priors: Vec<LeakPrior>, key: String, command: &Command) -> Self {
+    pub(crate) fn new(
+        common: &CommonConfig,
+        priors: Vec<LeakPrior>,
+        key: String,
+        command: &ServerCommand,
+    ) -> Self {
         let mut memory = Self {
             begun: 0,
             taken: 0,
             host: None,
             host_at_ready: None,
             report: None,
-            monitor: Monitor::with_prior(&common.growth, priors),
+            monitor: GrowthMonitor::with_prior(&common.growth, priors),
             cost: PromptCost::new(&warden_policies::defaults().admission),
             largest_prompt: 0,
             busy: false,
@@ -127,7 +134,7 @@ impl MemoryTracker {
             key,
             vram: Vec::new(),
             vram_at_ready: Vec::new(),
-            offload: Offload::default(),
+            offload: GpuOffload::default(),
             no_vram: None,
             no_vram_told: None,
             unmeasured: None,
@@ -135,7 +142,7 @@ impl MemoryTracker {
             devices: None,
             totals: None,
             group: None,
-            measured: MeasuredNeeds::default(),
+            measured: ExperimentNeeds::default(),
             held: Vec::new(),
             facts: None,
             confirmed: None,
@@ -152,7 +159,7 @@ impl MemoryTracker {
 
     /// Sets the measurements of an experiment with such a process: prompt prices, and memory of the largest
     /// prompts.
-    pub(crate) fn told(&mut self, measured: MeasuredNeeds) {
+    pub(crate) fn told(&mut self, measured: ExperimentNeeds) {
         for price in &measured.prices {
             self.cost.told(*price);
         }
@@ -171,8 +178,8 @@ impl MemoryTracker {
     /// Records that it is ready, with slots and build from `/props`. `lines` is its output so far.
     pub(crate) fn ready(
         &mut self,
-        command: &Command,
-        props: &Props,
+        command: &ServerCommand,
+        props: &ServerProps,
         lines: &[String],
         available: Option<u64>,
     ) {
@@ -220,10 +227,10 @@ impl MemoryTracker {
     /// Records a reading; returns `None` if a later one came before it.
     pub(crate) fn observe(
         &mut self,
-        taken: &Taken,
-        reading: &process::Sample,
+        taken: &ReadingContext,
+        reading: &process::ProcessSample,
         spawned: Instant,
-        cell: &Cell,
+        cell: &GenerationCell,
     ) -> Option<ReadingResult> {
         // Readings may overtake each other: one that began earlier is older, however late it comes.
         if taken.number < self.taken {
@@ -249,10 +256,10 @@ impl MemoryTracker {
     /// Changed verdicts; `None` if this reading began after the last one and was complete before it.
     fn follow(
         &mut self,
-        taken: &Taken,
-        reading: &process::Sample,
+        taken: &ReadingContext,
+        reading: &process::ProcessSample,
         spawned: Instant,
-        cell: &Cell,
+        cell: &GenerationCell,
     ) -> Option<Vec<VerdictChange>> {
         if self.last.is_some_and(|last| taken.at < last) {
             return None;
@@ -263,7 +270,7 @@ impl MemoryTracker {
             .into_iter()
             .chain(reading.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes)))
             .collect();
-        let sample = Sample {
+        let sample = BackendSample {
             at: taken.at.saturating_duration_since(spawned),
             edge: taken.edge,
             host: reading.host,
@@ -307,14 +314,14 @@ impl MemoryTracker {
     }
 
     /// Work, with token counts of the server where it reports them, which include clients that left.
-    fn work(&mut self, work: Work, reading: &process::Sample) -> Work {
+    fn work(&mut self, work: WorkDone, reading: &process::ProcessSample) -> WorkDone {
         let told = |tokens: Option<u64>| tokens.unwrap_or(0);
         let metrics = reading.metrics.unwrap_or_default();
         let (prompt, output) = self.tokens;
         let prompt_tokens = work.prompt_tokens.max(told(metrics.prompt_tokens)).max(prompt);
         let output_tokens = work.output_tokens.max(told(metrics.output_tokens)).max(output);
         self.tokens = (prompt_tokens, output_tokens);
-        Work { prompt_tokens, output_tokens, ..work }
+        WorkDone { prompt_tokens, output_tokens, ..work }
     }
 
     /// Why VRAM is unknown, if that is worth logging and was not logged yet.
@@ -330,13 +337,13 @@ impl MemoryTracker {
         self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
 
-    pub(crate) fn growth(&self, series: MemoryKind) -> Option<&Growth> {
+    pub(crate) fn growth(&self, series: MemoryKind) -> Option<&SeriesGrowth> {
         self.monitor.growth().iter().find(|growth| growth.series == series)
     }
 
     /// Facts about all memories.
     pub(crate) fn series(&self, policy: &RecyclePolicy) -> Vec<SeriesFacts> {
-        let of_host = Reading {
+        let of_host = SeriesReading {
             series: MemoryKind::Host,
             charged: self.charged(MemoryKind::Host),
             before: self.was(MemoryKind::Host),
@@ -347,10 +354,10 @@ impl MemoryTracker {
             allowance: self.allowed(),
             worst: self.measured.worst(MemoryKind::Host),
         };
-        let of_gpu = |vram: &Vram| {
+        let of_gpu = |vram: &VramReading| {
             let device = self.devices.as_ref().and_then(|devices| devices.reading(vram.gpu));
             let at_ready = self.vram_at_ready.iter().find(|known| known.gpu == vram.gpu);
-            Reading {
+            SeriesReading {
                 series: MemoryKind::Vram(vram.gpu),
                 charged: Some(vram.bytes),
                 before: self.was(MemoryKind::Vram(vram.gpu)),
@@ -382,16 +389,16 @@ impl MemoryTracker {
     /// True if one memory is not known or suspected to leak.
     fn is_sound(&self, series: MemoryKind) -> bool {
         self.growth(series)
-            .is_none_or(|growth| !matches!(growth.verdict, Verdict::Suspected | Verdict::Leaking))
+            .is_none_or(|growth| !matches!(growth.verdict, GrowthVerdict::Suspected | GrowthVerdict::Leaking))
     }
 
     /// True if any memory leaks.
     pub(crate) fn leaks(&self) -> bool {
-        self.monitor.growth().iter().any(|growth| growth.verdict == Verdict::Leaking)
+        self.monitor.growth().iter().any(|growth| growth.verdict == GrowthVerdict::Leaking)
     }
 
     /// Memory that it held. A leaking one counts as it was when ready, because its real need is unknown.
-    pub(crate) fn held(&self) -> Vec<Held> {
+    pub(crate) fn held(&self) -> Vec<HeldMemory> {
         let mut all = self.held.clone();
         for held in &mut all {
             if !self.is_sound(held.series) {

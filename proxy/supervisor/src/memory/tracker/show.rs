@@ -1,6 +1,6 @@
 //! View of a generation's memory, for status and metrics.
 
-use warden_policies::recycle::Budget;
+use warden_policies::recycle::MemoryBudget;
 use warden_policies::{MemoryKind, Reason};
 
 use super::MemoryTracker;
@@ -22,7 +22,7 @@ impl MemoryTracker {
         });
         let facts = self.facts.iter().flat_map(|facts| &facts.series);
         let budgets = facts
-            .filter(|facts| facts.budget != Budget::default())
+            .filter(|facts| facts.budget != MemoryBudget::default())
             .map(|facts| BudgetView { series: facts.series, budget: facts.budget });
         MemoryView {
             budgets: budgets.collect(),

@@ -7,7 +7,7 @@ use warden_policies::{GenerationId, Reason};
 
 use super::script::Role;
 use super::*;
-use crate::Exit;
+use crate::ProcessExit;
 use crate::view::event::EventKind;
 
 const LINE: &str = "CUDA error: an illegal instruction was encountered";
@@ -139,7 +139,7 @@ async fn whose_process_died_is_not_told_that_it_was_stopped() {
         if stopped {
             rig.fleet.shutdown(Duration::ZERO).await;
         } else {
-            rig.script.last().dies_after(Duration::ZERO, Exit::Signal(11));
+            rig.script.last().dies_after(Duration::ZERO, ProcessExit::Signal(11));
         }
         held.revoked().await;
         assert_eq!(held.was_stopped(), stopped);

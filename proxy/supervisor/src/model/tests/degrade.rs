@@ -22,7 +22,7 @@ fn told(rig: &Rig) -> usize {
     rig.events().iter().filter(|(_, kind)| about(kind)).count()
 }
 
-async fn rig(replace: Replace, roles: impl IntoIterator<Item = Role>) -> Rig {
+async fn rig(replace: ReplaceMode, roles: impl IntoIterator<Item = Role>) -> Rig {
     let rig = Rig::new(|config, script| {
         config.models[0].run.replace = replace;
         script.set_gpus(&[80 * GIB]);
@@ -36,7 +36,7 @@ async fn rig(replace: Replace, roles: impl IntoIterator<Item = Role>) -> Rig {
 
 #[tokio::test(start_paused = true)]
 async fn the_old_process_stays_where_the_new_half_of_an_overlap_has_lost_the_gpu() {
-    let rig = rig(Replace::Overlap, [on_gpu(33, 8 * GIB), on_gpu(0, 0)]).await;
+    let rig = rig(ReplaceMode::Overlap, [on_gpu(33, 8 * GIB), on_gpu(0, 0)]).await;
     let failed = rig.fleet.restart("m").await.unwrap_err();
     assert!(failed.to_string().contains("0 of 33 layers"), "{failed}");
     let view = rig.fleet.view();
@@ -52,7 +52,7 @@ async fn the_old_process_stays_where_the_new_half_of_an_overlap_has_lost_the_gpu
 
 #[tokio::test(start_paused = true)]
 async fn in_sequence_it_serves_says_so_and_is_started_again_once_the_memory_can_be_had() {
-    let rig = rig(Replace::Sequential, [on_gpu(33, 8 * GIB), on_gpu(0, 0), on_gpu(33, 8 * GIB)]).await;
+    let rig = rig(ReplaceMode::Sequential, [on_gpu(33, 8 * GIB), on_gpu(0, 0), on_gpu(33, 8 * GIB)]).await;
     // Another program uses the GPU.
     rig.script.lose(78 * GIB);
     rig.fleet.restart("m").await.unwrap();
@@ -71,7 +71,7 @@ async fn in_sequence_it_serves_says_so_and_is_started_again_once_the_memory_can_
 
 #[tokio::test(start_paused = true)]
 async fn starts_that_bring_nothing_back_come_after_growing_pauses() {
-    let rig = rig(Replace::Sequential, [on_gpu(33, 8 * GIB)]).await;
+    let rig = rig(ReplaceMode::Sequential, [on_gpu(33, 8 * GIB)]).await;
     rig.script.all((0..40).map(|_| on_gpu(0, 0)));
     rig.fleet.restart("m").await.unwrap();
     pass(secs(24 * 3600)).await;
@@ -84,7 +84,7 @@ async fn starts_that_bring_nothing_back_come_after_growing_pauses() {
 
 #[tokio::test(start_paused = true)]
 async fn what_one_run_knew_the_next_one_knows_and_other_flags_are_another_process() {
-    let mut rig = rig(Replace::Sequential, [on_gpu(33, 8 * GIB), on_gpu(10, 2 * GIB)]).await;
+    let mut rig = rig(ReplaceMode::Sequential, [on_gpu(33, 8 * GIB), on_gpu(10, 2 * GIB)]).await;
     rig.apply(|config| config.models[0].command.args.extend(["-ngl", "10"].map(str::to_owned))).await;
     pass(secs(30)).await;
     assert_eq!((rig.script.children().len(), degraded(&rig)), (2, Vec::new()), "as asked for");

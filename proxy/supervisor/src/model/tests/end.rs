@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::script::Role;
 use super::*;
-use crate::{Event, FleetError};
+use crate::{FleetError, FleetEvent};
 
 async fn shutdown_later(rig: &Rig, deadline: Duration) -> AbortOnDropHandle<Duration> {
     let fleet = rig.fleet.clone();
@@ -24,7 +24,7 @@ async fn running_and_queued_requests_are_served_and_new_ones_are_not() {
     let running = rig.lease().await.unwrap();
     let queued = rig.lease_later().await;
     let ending = shutdown_later(&rig, secs(30)).await;
-    assert_eq!(rig.lease().await.unwrap_err(), Denied::ShuttingDown);
+    assert_eq!(rig.lease().await.unwrap_err(), LeaseDenied::ShuttingDown);
     pass(secs(10)).await;
     assert_eq!(rig.script.last().terms.load(Ordering::SeqCst), 0);
     drop(running);
@@ -48,7 +48,7 @@ async fn what_runs_at_the_deadline_is_cut_and_a_process_that_ignores_term_is_kil
     let ending = shutdown_later(&rig, secs(30)).await;
     let took = ending.await.unwrap();
     assert!((secs(40)..secs(41)).contains(&took), "{took:?}");
-    assert_eq!(queued.await.unwrap().unwrap_err(), Denied::ShuttingDown);
+    assert_eq!(queued.await.unwrap().unwrap_err(), LeaseDenied::ShuttingDown);
     held[0].revoked().await;
     rig.script.assert_all_reaped();
 }
@@ -62,14 +62,14 @@ async fn a_shutdown_during_a_start_does_not_wait_for_it() {
         pass(Duration::from_millis(500)).await;
         let took = shutdown_later(&rig, secs(30)).await.await.unwrap();
         assert!(took <= secs(3), "{took:?}");
-        assert_eq!(waiting.await.unwrap().unwrap_err(), Denied::ShuttingDown);
+        assert_eq!(waiting.await.unwrap().unwrap_err(), LeaseDenied::ShuttingDown);
         rig.script.assert_all_reaped();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_in_the_middle_of_a_replacement_ends_both_halves() {
-    for way in [Replace::Sequential, Replace::Overlap] {
+    for way in [ReplaceMode::Sequential, ReplaceMode::Overlap] {
         let rig = Rig::new(|config, _| config.models[0].run.replace = way).await;
         let held = rig.lease().await.unwrap();
         rig.script.next(Role { ready_after: secs(600), ..Role::default() });
@@ -110,7 +110,7 @@ async fn an_idle_fleet_ends_at_once_and_answers_everything_after_it() {
     drop(rig.lease().await.unwrap());
     assert!(shutdown_later(&rig, secs(30)).await.await.unwrap() < secs(1));
     assert!(shutdown_later(&rig, secs(30)).await.await.unwrap() < secs(1), "again");
-    assert_eq!(rig.lease().await.unwrap_err(), Denied::ShuttingDown);
+    assert_eq!(rig.lease().await.unwrap_err(), LeaseDenied::ShuttingDown);
     assert_eq!(rig.fleet.restart("m").await.unwrap_err(), ControlError::ShuttingDown);
     assert_eq!(rig.fleet.drain("m").await.unwrap_err(), ControlError::ShuttingDown);
     assert!(matches!(rig.fleet.apply(rig.config.clone()).await, Err(FleetError::ShuttingDown)));
@@ -135,7 +135,7 @@ async fn listeners_hear_what_happens_and_views_are_numbered() {
     let (mut events, mut views) = (rig.fleet.events(), rig.fleet.subscribe());
     let before = views.borrow_and_update().number;
     drop(rig.lease().await.unwrap());
-    let first: Event = events.receiver.recv().await.unwrap();
+    let first: FleetEvent = events.receiver.recv().await.unwrap();
     assert_eq!((first.id, first.model.as_ref().map(ModelName::as_str)), (1, Some("m")));
     views.changed().await.unwrap();
     assert!(views.borrow().number > before);

@@ -1,11 +1,11 @@
 //! Several models on one machine: permits, shared budgets, memory that does not come back.
 
-use warden_policies::recycle::{GrowthMode, WhyNot};
-use warden_policies::{Action, GpuIndex, MemoryKind, MemoryLimit, Reason};
+use warden_policies::recycle::{GrowthMode, RecycleHindrance};
+use warden_policies::{GpuIndex, MemoryKind, MemoryLimit, Reason, RecycleAction};
 
 use super::script::{Actor, Role};
 use super::*;
-use crate::Mode;
+use crate::ReplacementMode;
 
 const GIB: u64 = 1 << 30;
 
@@ -50,7 +50,10 @@ async fn two_models_on_one_gpu_are_never_recycled_at_once() {
     assert_eq!(rig.count("draining"), 1, "{:?}", rig.kinds());
     let view = rig.fleet.view();
     let waits = |model: &crate::ModelView| {
-        model.backends[0].next.as_ref().is_some_and(|next| next.decision.why_not == Some(WhyNot::InTurn))
+        model.backends[0]
+            .next
+            .as_ref()
+            .is_some_and(|next| next.decision.why_not == Some(RecycleHindrance::InTurn))
     };
     assert_eq!(view.models.iter().filter(|model| waits(model)).count(), 1);
     drop((of_a, of_b));
@@ -161,7 +164,7 @@ async fn the_replica_that_serves_is_not_recycled_while_the_other_one_comes_back_
     assert_eq!((rig.script.children().len(), rig.count("draining")), (3, 0), "{:?}", rig.kinds());
     let why = |view: &crate::BackendView| view.next.as_ref().and_then(|next| next.decision.why_not);
     let view = rig.fleet.view();
-    assert!(view.models[0].backends.iter().any(|view| why(view) == Some(WhyNot::InTurn)));
+    assert!(view.models[0].backends.iter().any(|view| why(view) == Some(RecycleHindrance::InTurn)));
     pass(secs(30)).await;
     assert_eq!(rig.ledger()[0].reason, Reason::VramHard, "{:?}", rig.kinds());
     rig.end().await;
@@ -177,7 +180,7 @@ async fn a_replacement_that_fails_lets_the_next_one_go() {
     )
     .await;
     rig.script.clear();
-    let odd = || Role::failing(crate::process::group::Exit::Code(1), "something odd");
+    let odd = || Role::failing(crate::process::group::ProcessExit::Code(1), "something odd");
     rig.script.all([odd(), odd()]);
     rig.script.next(Role { vram: Some(3 * GIB), ..Role::default() });
     for index in [0, 1] {
@@ -232,7 +235,7 @@ async fn memory_that_does_not_come_back_is_told_as_the_drivers_and_not_answered_
     let next = rig.fleet.view().models[0].policy.clone().unwrap();
     assert_eq!(
         (next.decision.action, next.decision.series),
-        (Action::DrainNow, Some(MemoryKind::Vram(GpuIndex(0))))
+        (RecycleAction::DrainNow, Some(MemoryKind::Vram(GpuIndex(0))))
     );
     assert!(next.held.is_some(), "{next:?}");
     rig.end().await;
@@ -240,11 +243,13 @@ async fn memory_that_does_not_come_back_is_told_as_the_drivers_and_not_answered_
 
 #[tokio::test(start_paused = true)]
 async fn auto_overlaps_on_a_gpu_that_holds_two_and_not_where_that_is_unknown() {
-    for (size, hidden, mode) in
-        [(80, false, Mode::Overlap), (7, false, Mode::Sequential), (80, true, Mode::Sequential)]
-    {
+    for (size, hidden, mode) in [
+        (80, false, ReplacementMode::Overlap),
+        (7, false, ReplacementMode::Sequential),
+        (80, true, ReplacementMode::Sequential),
+    ] {
         let rig = Rig::new(|config, script| {
-            config.models[0].run.replace = Replace::Auto;
+            config.models[0].run.replace = ReplaceMode::Auto;
             script.set_available(100 * GIB);
             script.set_gpus(&[size * GIB]);
             script.all((0..2).map(|_| Role { vram: Some(3 * GIB), ..Role::default() }));

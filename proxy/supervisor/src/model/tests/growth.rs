@@ -1,9 +1,9 @@
 //! Growth on the host and on a GPU: events, actions, holds, and history.
 
-use warden_policies::growth::Verdict;
-use warden_policies::recycle::{GrowthMode, WhyNot};
+use warden_policies::growth::GrowthVerdict;
+use warden_policies::recycle::{GrowthMode, RecycleHindrance};
 use warden_policies::trace;
-use warden_policies::{Action, GpuIndex, MemoryKind, Reason, Work};
+use warden_policies::{GpuIndex, MemoryKind, Reason, RecycleAction, WorkDone};
 
 use super::script::{Actor, Role};
 use super::*;
@@ -17,7 +17,7 @@ const GIB: u64 = 1024 * MIB;
 async fn request(rig: &Rig, after: impl FnOnce(&Actor)) {
     let lease = rig.lease().await.unwrap();
     pass(Duration::from_millis(200)).await;
-    lease.add_work(Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
+    lease.add_work(WorkDone { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
     after(&rig.script.last());
     drop(lease);
     pass(Duration::from_millis(300)).await;
@@ -42,7 +42,7 @@ fn backend(rig: &Rig) -> BackendView {
     model(rig).backends[0].clone()
 }
 
-fn verdict(rig: &Rig, series: MemoryKind) -> Verdict {
+fn verdict(rig: &Rig, series: MemoryKind) -> GrowthVerdict {
     let growth = backend(rig).memory.growth;
     growth.iter().find(|growth| growth.series == series).map(|growth| growth.verdict).unwrap_or_default()
 }
@@ -67,7 +67,7 @@ async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
     let entry = last(&rig);
     assert_eq!((entry.reason, entry.helped), (Reason::Growth, Some(true)), "{entry:#?}");
     let evidence = &entry.evidence;
-    assert_eq!((evidence.series, evidence.verdict), (Some(VRAM), Some(Verdict::Leaking)));
+    assert_eq!((evidence.series, evidence.verdict), (Some(VRAM), Some(GrowthVerdict::Leaking)));
     assert!(evidence.words.as_ref().unwrap().starts_with("vram0 holds"), "{evidence:#?}");
     let slope = evidence.slope.unwrap().value;
     // 8 MiB.
@@ -90,7 +90,7 @@ async fn what_a_process_showed_until_the_end_of_the_fleet_is_remembered() {
     for _ in 0..300 {
         request(&rig, grows_on_the_gpu(8)).await;
     }
-    assert_eq!(verdict(&rig, VRAM), Verdict::Leaking);
+    assert_eq!(verdict(&rig, VRAM), GrowthVerdict::Leaking);
     rig.fleet.shutdown(secs(30)).await;
     assert!(rig.fleet.state_writer().flush(secs(30)));
     let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
@@ -133,10 +133,13 @@ async fn a_leak_with_its_budget_far_away_says_what_it_waits_for() {
         request(&rig, grows_on_the_gpu(8)).await;
     }
     pass(secs(5)).await;
-    assert_eq!(verdict(&rig, VRAM), Verdict::Leaking);
+    assert_eq!(verdict(&rig, VRAM), GrowthVerdict::Leaking);
     let next = backend(&rig).next.unwrap().decision;
-    assert_eq!((next.action, next.reason, next.series), (Action::Observe, Some(Reason::Growth), Some(VRAM)));
-    assert!(matches!(next.why_not, Some(WhyNot::NotYet { .. })), "{next:?}");
+    assert_eq!(
+        (next.action, next.reason, next.series),
+        (RecycleAction::Observe, Some(Reason::Growth), Some(VRAM))
+    );
+    assert!(matches!(next.why_not, Some(RecycleHindrance::NotYet { .. })), "{next:?}");
     rig.end().await;
 }
 
@@ -152,10 +155,10 @@ async fn a_mode_that_observes_tells_what_it_would_do_and_does_nothing() {
         request(&rig, grows_on_the_gpu(8)).await;
     }
     pass(secs(10)).await;
-    assert_eq!(verdict(&rig, VRAM), Verdict::Leaking);
+    assert_eq!(verdict(&rig, VRAM), GrowthVerdict::Leaking);
     let next = model(&rig).policy.unwrap();
-    assert_eq!((next.decision.action, next.decision.reason), (Action::Observe, Some(Reason::Growth)));
-    assert!(matches!(next.decision.why_not, Some(WhyNot::Observing { .. })), "{next:?}");
+    assert_eq!((next.decision.action, next.decision.reason), (RecycleAction::Observe, Some(Reason::Growth)));
+    assert!(matches!(next.decision.why_not, Some(RecycleHindrance::Observing { .. })), "{next:?}");
     let backend = backend(&rig);
     assert_eq!(backend.next.map(|next| next.decision.reason), Some(Some(Reason::Growth)));
     let reasons: Vec<Reason> = backend.memory.forecasts.iter().map(|forecast| forecast.reason).collect();
@@ -204,9 +207,9 @@ async fn growth_of_host_memory_is_confirmed_page_by_page_before_anything_is_done
         request(&rig, grow).await;
     }
     pass(secs(200)).await;
-    assert_eq!(verdict(&rig, MemoryKind::Host), Verdict::Leaking);
+    assert_eq!(verdict(&rig, MemoryKind::Host), GrowthVerdict::Leaking);
     assert_eq!(rig.count("recycle_began"), 0);
-    assert_eq!(backend(&rig).next.unwrap().decision.why_not, Some(WhyNot::NotConfirmed));
+    assert_eq!(backend(&rig).next.unwrap().decision.why_not, Some(RecycleHindrance::NotConfirmed));
     let confirms = rig.script.last().confirms();
     assert!((2..=8).contains(&confirms), "{confirms} slow readings in some minutes");
     let first = rig.script.last();
@@ -256,7 +259,7 @@ async fn what_the_server_is_told_to_keep_is_read_from_its_arguments_and_its_log(
         request(&rig, |actor| actor.set_anon(actor.anon() + 8 * MIB)).await;
     }
     let growth = backend(&rig).memory.growth[0].clone();
-    assert!(growth.verdict <= Verdict::Bounded && growth.fill.allowed >= 2 * GIB, "{growth:#?}");
+    assert!(growth.verdict <= GrowthVerdict::Bounded && growth.fill.allowed >= 2 * GIB, "{growth:#?}");
     let words = backend(&rig).memory.allowance;
     assert!(words.iter().any(|words| words.contains("--cache-ram")), "{words:?}");
     rig.script.last().say("srv  load_model: prompt cache is enabled, size limit: 512 MiB");
@@ -279,7 +282,7 @@ async fn a_window_of_the_day_holds_what_can_wait() {
     pass(secs(4 * 3600)).await;
     assert_eq!((rig.count("recycle_wanted"), rig.count("recycle_began")), (1, 0));
     let why = backend(&rig).next.unwrap().decision.why_not;
-    assert_eq!(why, Some(WhyNot::OutsideWindow { minutes_left: 16 * 60 }));
+    assert_eq!(why, Some(RecycleHindrance::OutsideWindow { minutes_left: 16 * 60 }));
     rig.script.set_minute(2 * 60);
     pass(secs(10)).await;
     assert_eq!(last(&rig).reason, Reason::HostSoft);
@@ -359,7 +362,7 @@ async fn a_recording_replays_to_the_same_verdicts() {
         request(&rig, grows_on_the_gpu(8)).await;
     }
     pass(secs(6)).await;
-    let told: Vec<(MemoryKind, Verdict, u64)> = rig
+    let told: Vec<(MemoryKind, GrowthVerdict, u64)> = rig
         .events()
         .into_iter()
         .filter_map(|(_, kind)| match kind {
@@ -368,13 +371,13 @@ async fn a_recording_replays_to_the_same_verdicts() {
         })
         .collect();
     assert!(
-        told.iter().any(|(series, verdict, _)| (*series, *verdict) == (VRAM, Verdict::Leaking)),
+        told.iter().any(|(series, verdict, _)| (*series, *verdict) == (VRAM, GrowthVerdict::Leaking)),
         "{told:?}"
     );
     assert!(rig.fleet.state_writer().flush(secs(30)));
     let path = rig.config.state_dir.join("traces/m-g1.jsonl");
     let samples = trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let mut monitor = warden_policies::growth::Monitor::new(&rig.config.growth);
+    let mut monitor = warden_policies::growth::GrowthMonitor::new(&rig.config.growth);
     monitor.allow(MemoryKind::Host, warden_policies::declared_memory::DeclaredMemory::default().bytes());
     let turns = samples.iter().flat_map(|sample| monitor.observe(sample));
     let replayed: Vec<_> =

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use warden_policies::Reason;
-use warden_policies::health::Slots;
-use warden_policies::quarantine::{self, Fingerprint};
-use warden_sensors::Standing;
-use warden_sensors::gpu::Fault;
+use warden_policies::health::SlotActivity;
+use warden_policies::quarantine::{self, RequestFingerprint};
+use warden_sensors::ProcessRunState;
+use warden_sensors::gpu::GpuFault;
 
 use super::script::Role;
 use super::*;
-use crate::{Alone, Asked, Outcome};
+use crate::{ExchangeOutcome, SentRequest, SolitudeResult};
 
 fn unwell(rig: &Rig) -> Vec<Reason> {
     let reason = |(_, kind)| match kind {
@@ -24,7 +24,7 @@ fn unwell(rig: &Rig) -> Vec<Reason> {
 #[tokio::test(start_paused = true)]
 async fn a_process_that_answers_nothing_but_compute_errors_is_replaced() {
     let rig = Rig::new(|_, _| {}).await;
-    let failed = Outcome { status: Some(500), compute_error: true, ..Outcome::default() };
+    let failed = ExchangeOutcome { status: Some(500), compute_error: true, ..ExchangeOutcome::default() };
     let enough = defaults().health.compute_errors;
     for _ in 1..enough {
         rig.lease().await.unwrap().note_outcome(&failed);
@@ -45,7 +45,7 @@ async fn a_process_that_answers_nothing_but_compute_errors_is_replaced() {
 /// A prompt with this many bytes, sent whole.
 struct Text(u64);
 
-impl Asked for Text {
+impl SentRequest for Text {
     fn is_whole(&self) -> bool {
         true
     }
@@ -55,8 +55,8 @@ impl Asked for Text {
     fn media(&self) -> u64 {
         0
     }
-    fn print(&self) -> Option<Fingerprint> {
-        Some(Fingerprint(u128::from(self.0)))
+    fn print(&self) -> Option<RequestFingerprint> {
+        Some(RequestFingerprint(u128::from(self.0)))
     }
 }
 
@@ -74,7 +74,7 @@ async fn streaming(rig: &Rig) -> Lease {
     lease
 }
 
-const WORKS: Slots = Slots { busy: 1, mark: 1 };
+const WORKS: SlotActivity = SlotActivity { busy: 1, mark: 1 };
 
 async fn with_slots() -> Rig {
     let role = Role { work: Some(WORKS), ..Role::default() };
@@ -92,13 +92,13 @@ async fn a_wedged_process_is_found_by_its_own_pace_drained_and_ended_after_the_s
     let took = stalled.elapsed();
     assert!(took < secs(70), "the drain was waited for: {took:?}");
     // As the gateway does with a revoked request.
-    wedged.lost(Fingerprint(300));
+    wedged.lost(RequestFingerprint(300));
     drop(wedged);
     pass(secs(10)).await;
     let model = ModelName::new("m");
     assert_eq!(
-        rig.fleet.standing(&model, Fingerprint(300)),
-        quarantine::Standing::Suspect,
+        rig.fleet.standing(&model, RequestFingerprint(300)),
+        quarantine::RequestStanding::Suspect,
         "it may hang in this request"
     );
     assert_eq!((unwell(&rig), rig.ledger()[0].reason), (vec![Reason::Wedged], Reason::Wedged));
@@ -113,11 +113,11 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
         let role = Role { work: Some(WORKS), ..Role::default() };
         let mut rig =
             Rig::new(|_, script| script.all([role.clone(), role.clone(), role.clone(), role])).await;
-        let (model, print) = (ModelName::new("m"), Fingerprint(300));
+        let (model, print) = (ModelName::new("m"), RequestFingerprint(300));
         for time in 0..2 {
             let stuck = streaming(&rig).await;
             if time == 1 {
-                assert_eq!(stuck.alone(print).await, Alone::Granted);
+                assert_eq!(stuck.alone(print).await, SolitudeResult::Granted);
             }
             rig.script.last().set_work(None);
             if patient {
@@ -137,8 +137,8 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
             pass(secs(60)).await;
             let standing = rig.fleet.standing(&model, print);
             let right = match time {
-                0 => standing == quarantine::Standing::Suspect,
-                _ => matches!(standing, quarantine::Standing::Refused { .. }),
+                0 => standing == quarantine::RequestStanding::Suspect,
+                _ => matches!(standing, quarantine::RequestStanding::Refused { .. }),
             };
             assert!(right, "patient {patient}, time {time}: {standing:?} {:?}", rig.kinds());
         }
@@ -146,7 +146,7 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
         rig.apply(|config| config.models[0].command.args.push("--no-mmap".to_owned())).await;
         pass(secs(60)).await;
         let released = (rig.count("requests_released"), rig.fleet.standing(&model, print));
-        assert_eq!(released, (1, quarantine::Standing::Clear), "{:?}", rig.kinds());
+        assert_eq!(released, (1, quarantine::RequestStanding::Clear), "{:?}", rig.kinds());
         rig.end().await;
     }
 }
@@ -164,13 +164,13 @@ async fn what_moves_and_what_waits_for_somebody_else_is_not_wedged() {
                 // An occasional token.
                 0 => lease.note_events(u64::from(round % 3 == 0)),
                 // Tokens of a tool call without events.
-                1 => process.set_work(Some(Slots { mark: round, ..WORKS })),
+                1 => process.set_work(Some(SlotActivity { mark: round, ..WORKS })),
                 // The client does not read: the last data is still on the way to it.
                 2 if round == 0 => lease.note_events(1),
                 // The process is stopped (SIGSTOP).
-                3 => process.set_standing(Standing { stopped: true, major_faults: 0 }),
+                3 => process.set_standing(ProcessRunState { stopped: true, major_faults: 0 }),
                 // The machine swaps.
-                4 => process.set_standing(Standing { stopped: false, major_faults: round * 5000 }),
+                4 => process.set_standing(ProcessRunState { stopped: false, major_faults: round * 5000 }),
                 _ => {}
             }
             if case != 2 {
@@ -223,17 +223,17 @@ async fn a_fault_that_ends_a_gpu_replaces_those_who_use_it_and_only_a_new_one_do
     let rig = Rig::new(|_, script| {
         script.set_gpus(&[80 << 30]);
         script.all((0..2).map(|_| Role { vram: Some(3 << 30), ..Role::default() }));
-        script.fault(Fault::Xid(Some(79)));
+        script.fault(GpuFault::Xid(Some(79)));
     })
     .await;
     drop(rig.lease().await.unwrap());
     pass(secs(30)).await;
     assert_eq!(rig.count("recycle_began"), 0, "that was before its time");
     assert_eq!(rig.fleet.view().devices[0].xid, Some(79));
-    rig.script.fault(Fault::Xid(Some(31)));
+    rig.script.fault(GpuFault::Xid(Some(31)));
     pass(secs(30)).await;
     assert_eq!(rig.count("recycle_began"), 0, "one program's own fault");
-    rig.script.fault(Fault::Xid(Some(79)));
+    rig.script.fault(GpuFault::Xid(Some(79)));
     pass(secs(10)).await;
     assert_eq!(rig.ledger()[0].reason, Reason::DeviceFault);
     rig.end().await;
@@ -241,7 +241,7 @@ async fn a_fault_that_ends_a_gpu_replaces_those_who_use_it_and_only_a_new_one_do
 
 #[tokio::test(start_paused = true)]
 async fn a_gpu_that_is_lost_takes_its_figures_with_it_and_still_replaces_those_who_used_it() {
-    for fault in [Fault::Xid(Some(79)), Fault::Lost] {
+    for fault in [GpuFault::Xid(Some(79)), GpuFault::Lost] {
         let rig = Rig::new(|_, script| {
             script.set_gpus(&[80 << 30]);
             script.all((0..2).map(|_| Role { vram: Some(3 << 30), ..Role::default() }));

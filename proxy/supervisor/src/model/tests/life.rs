@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::script::Role;
 use super::*;
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::{FailureKind, ResolveError};
 
 #[tokio::test(start_paused = true)]
@@ -68,9 +68,10 @@ async fn after_a_crash_callers_wait_through_the_backoff() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_that_cannot_succeed_is_told_at_once() {
-    let bad = || Role::failing(Exit::Code(1), "E gguf_init_from_file: failed to open GGUF file 'm.gguf'");
+    let bad =
+        || Role::failing(ProcessExit::Code(1), "E gguf_init_from_file: failed to open GGUF file 'm.gguf'");
     let rig = Rig::new(|_, script| script.all([bad(), bad()])).await;
-    let Err(Denied::Failed(failure, after)) = rig.lease().await else { panic!("told") };
+    let Err(LeaseDenied::Failed(failure, after)) = rig.lease().await else { panic!("told") };
     assert_eq!((failure.kind, failure.failures), (FailureKind::BadModel, 1));
     assert!(failure.lines[0].contains("m.gguf") && after == secs(600), "{failure:?} {after:?}");
     let view = rig.fleet.view();
@@ -79,7 +80,7 @@ async fn a_start_that_cannot_succeed_is_told_at_once() {
     assert_eq!(rig.state(), ModelState::Failed);
     // Requests are refused, but starts are tried from time to time, because the classification may be wrong.
     pass(secs(301)).await;
-    let Err(Denied::Failed(_, after)) = rig.lease().await else { panic!("told") };
+    let Err(LeaseDenied::Failed(_, after)) = rig.lease().await else { panic!("told") };
     assert_eq!((after, rig.script.children().len()), (secs(299), 1));
     pass(secs(301)).await;
     assert_eq!((rig.state(), rig.script.children().len()), (ModelState::Failed, 2));
@@ -97,18 +98,18 @@ async fn a_start_that_cannot_succeed_is_told_at_once() {
 async fn a_binary_that_is_missing_is_told_at_once() {
     let role = Role { cannot_spawn: true, ..Role::default() };
     let rig = Rig::new(|_, script| script.next(role)).await;
-    let Err(Denied::Failed(failure, _)) = rig.lease().await else { panic!("told") };
+    let Err(LeaseDenied::Failed(failure, _)) = rig.lease().await else { panic!("told") };
     assert_eq!(failure.kind, FailureKind::NotExecutable);
     rig.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_start_that_may_succeed_next_time_is_tried_again_before_callers_are_told() {
-    let ill = || Role::failing(Exit::Code(1), "something odd");
+    let ill = || Role::failing(ProcessExit::Code(1), "something odd");
     let rig = Rig::new(|_, script| script.next(ill())).await;
     assert!(rig.lease().await.is_ok());
     let rig2 = Rig::new(|_, script| script.all([ill(), ill()])).await;
-    let Err(Denied::StartFailed(failure, _)) = rig2.lease().await else { panic!("told") };
+    let Err(LeaseDenied::StartFailed(failure, _)) = rig2.lease().await else { panic!("told") };
     assert_eq!((failure.kind, failure.failures), (FailureKind::Exit, 2));
     rig.end().await;
     rig2.end().await;
@@ -124,7 +125,7 @@ async fn nine_kills_in_three_minutes_turn_nobody_away() {
         drop(lease);
         rig.script.last().say("somebody's prompt");
         pass(Duration::from_millis(100)).await;
-        rig.script.last().dies_after(Duration::ZERO, Exit::Signal(9));
+        rig.script.last().dies_after(Duration::ZERO, ProcessExit::Signal(9));
         rig.until(ModelState::Backoff).await;
         assert!(!rig.fleet.view().models[0].outage.clone().unwrap().refusing);
     }
@@ -140,7 +141,7 @@ async fn what_a_process_wrote_while_it_served_is_for_operators_only() {
         config.models[0].run.preload = true;
         script.next(Role::default());
         for _ in 0..3 {
-            script.next(Role::failing(Exit::Code(1), "about the start"));
+            script.next(Role::failing(ProcessExit::Code(1), "about the start"));
         }
     })
     .await;
@@ -151,7 +152,7 @@ async fn what_a_process_wrote_while_it_served_is_for_operators_only() {
     rig.until(ModelState::Backoff).await;
     let seen = rig.fleet.view().models[0].last_failure.clone().unwrap();
     assert!(seen.lines.iter().any(|line| line.contains("prompt")), "{seen:?}");
-    let Err(Denied::StartFailed(failure, _)) = rig.lease().await else { panic!("does not start") };
+    let Err(LeaseDenied::StartFailed(failure, _)) = rig.lease().await else { panic!("does not start") };
     assert_eq!(failure.lines, ["about the start"]);
     rig.end().await;
 }
@@ -161,7 +162,7 @@ async fn starts_that_fail_go_on_for_ever_and_callers_are_told_when_the_next_one_
     let rig = Rig::new(|config, script| {
         config.models[0].run.preload = true;
         for _ in 0..100 {
-            script.next(Role::failing(Exit::Signal(6), "GGML_ASSERT(x) failed"));
+            script.next(Role::failing(ProcessExit::Signal(6), "GGML_ASSERT(x) failed"));
         }
     })
     .await;
@@ -170,7 +171,7 @@ async fn starts_that_fail_go_on_for_ever_and_callers_are_told_when_the_next_one_
     assert!((60..=100).contains(&starts), "{starts} starts in an hour");
     assert_eq!((rig.count("crash_loop"), rig.count("failed")), (1, 0));
     rig.until(ModelState::Backoff).await;
-    let Err(Denied::StartFailed(failure, Some(after))) = rig.lease().await else { panic!("told") };
+    let Err(LeaseDenied::StartFailed(failure, Some(after))) = rig.lease().await else { panic!("told") };
     assert_eq!(failure.kind, FailureKind::Signal);
     assert!((secs(1)..=secs(61)).contains(&after), "{after:?}");
     // The failure passes without an action.
@@ -185,7 +186,7 @@ async fn an_operator_need_not_wait_for_the_next_start() {
     let rig = Rig::new(|config, script| {
         config.models[0].run.preload = true;
         for _ in 0..5 {
-            script.next(Role::failing(Exit::Signal(6), "GGML_ASSERT(x) failed"));
+            script.next(Role::failing(ProcessExit::Signal(6), "GGML_ASSERT(x) failed"));
         }
     })
     .await;

@@ -1,11 +1,11 @@
 //! More models than memory: loading, eviction, and no request that waits for ever.
 
 use proptest::prelude::*;
-use warden_policies::book::{Needs, Part};
+use warden_policies::book::{MemoryNeeds, NeedPurpose};
 use warden_policies::loading::LoadSpec;
 
-use warden_policies::Work;
-use warden_policies::reclaim::Outcome;
+use warden_policies::WorkDone;
+use warden_policies::reclaim::ReclaimOutcome;
 
 use super::script::{Gives, Role};
 use super::*;
@@ -21,7 +21,7 @@ const GIB: u64 = 1 << 30;
 
 /// Sets the GPU memory that a model needs and uses, in GiB.
 fn needs(spec: &mut ModelSpec, gib: u64) {
-    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    let needs = MemoryNeeds { gpu: vec![(NeedPurpose::Weights, gib * GIB)], ..MemoryNeeds::default() };
     spec.loading = LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() };
 }
 
@@ -43,11 +43,11 @@ async fn rig(models: &[(&str, u64)]) -> Rig {
 }
 
 impl Rig {
-    async fn lease_of(&self, model: &str) -> Result<Lease, Denied> {
+    async fn lease_of(&self, model: &str) -> Result<Lease, LeaseDenied> {
         self.fleet.lease(&ModelName::new(model), LeaseKind::Slot).await
     }
 
-    async fn lease_of_later(&self, model: &str) -> AbortOnDropHandle<Result<Lease, Denied>> {
+    async fn lease_of_later(&self, model: &str) -> AbortOnDropHandle<Result<Lease, LeaseDenied>> {
         let (fleet, model) = (self.fleet.clone(), ModelName::new(model));
         begun(async move { fleet.lease(&model, LeaseKind::Slot).await }).await
     }
@@ -143,7 +143,7 @@ async fn at_the_start_models_are_loaded_in_order_as_long_as_they_fit_and_nobody_
 async fn a_model_that_does_not_start_gives_its_room_back_and_drives_nobody_out_again() {
     let rig = rig(&[("good", 20), ("bad", 20)]).await;
     for _ in 0..50 {
-        rig.script.next(Role::failing(crate::Exit::Code(1), "error loading model"));
+        rig.script.next(Role::failing(crate::ProcessExit::Code(1), "error loading model"));
     }
     assert!(rig.lease_of("bad").await.is_err());
     let tried = rig.script.children().len();
@@ -167,7 +167,7 @@ async fn a_start_that_found_too_little_memory_asks_for_more() {
     rig.next_takes(9);
     drop(rig.lease_of("a").await.unwrap());
     pass(secs(60)).await;
-    rig.script.next(Role::failing(crate::Exit::Code(1), "cudaMalloc failed: out of memory"));
+    rig.script.next(Role::failing(crate::ProcessExit::Code(1), "cudaMalloc failed: out of memory"));
     rig.next_takes(15);
     // By their declared needs 9 and 12 fit, but in fact they do not.
     drop(rig.lease_of("b").await.unwrap());
@@ -183,7 +183,7 @@ async fn a_pinned_model_stays_and_a_reload_that_takes_the_pin_lets_it_go() {
     rig.next_takes(20);
     drop(rig.lease_of("a").await.unwrap());
     rig.next_takes(20);
-    let Denied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
+    let LeaseDenied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
     assert!(why.contains("needs") && why.contains("(`pin`: `a`) leave"), "{why}");
     assert!(rig.states()[0] == Loaded);
     rig.apply(|config| config.models[0].loading.pin = false).await;
@@ -202,7 +202,7 @@ async fn a_pin_by_hand_overrules_the_configuration_through_reloads_and_is_told_o
         assert_eq!(shown, PinView { pinned: true, by: Some("a test".to_owned()) });
     }
     rig.apply(|config| config.models[0].max_in_flight = Some(7)).await;
-    let Denied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
+    let LeaseDenied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
     assert!(why.contains("(`pin`: `a`) leave"), "{why}");
     // The configuration does not count, either way.
     rig.apply(|config| config.models[0].loading.pin = true).await;
@@ -259,7 +259,7 @@ async fn a_long_answer_outlasts_the_drain_deadline_when_another_model_wants_the_
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_does_not_start_keeps_nobody_waiting() {
     let mut rig = rig(&[("a", 8), ("b", 20)]).await;
-    rig.script.set_usual(Role::failing(crate::Exit::Code(1), "something odd"));
+    rig.script.set_usual(Role::failing(crate::ProcessExit::Code(1), "something odd"));
     rig.apply(|config| config.models[0].run.replicas = 2).await;
     rig.next_takes(8);
     drop(rig.lease_of("a").await.unwrap());
@@ -455,10 +455,12 @@ async fn storm(ops: Vec<Op>) {
                     children[n % children.len()].crash();
                 }
             }
-            Op::Fails => rig.script.next(Role::failing(crate::Exit::Code(1), "something odd")),
-            Op::Short => rig.script.next(Role::failing(crate::Exit::Code(1), "cudaMalloc: out of memory")),
+            Op::Fails => rig.script.next(Role::failing(crate::ProcessExit::Code(1), "something odd")),
+            Op::Short => {
+                rig.script.next(Role::failing(crate::ProcessExit::Code(1), "cudaMalloc: out of memory"))
+            }
             Op::DiesSoon => {
-                let dies = Some((Duration::from_millis(700), crate::Exit::Signal(11)));
+                let dies = Some((Duration::from_millis(700), crate::ProcessExit::Signal(11)));
                 rig.script.next(Role { dies, ..good() });
             }
             Op::Slow => rig.script.next(Role { ready_after: secs(9), ..good() }),
@@ -513,7 +515,7 @@ fn is_reduced(rig: &Rig) -> bool {
 }
 
 fn with_fallback(config: &mut FleetConfig, gib: u64) {
-    let less = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    let less = MemoryNeeds { gpu: vec![(NeedPurpose::Weights, gib * GIB)], ..MemoryNeeds::default() };
     let spec = &mut config.models[0];
     spec.fallback = Some(FallbackSpec { args: vec!["--less".to_owned()], needs: Some(less) });
 }
@@ -543,7 +545,7 @@ async fn a_model_that_does_not_fit_is_started_with_its_fallback_arguments_until_
 }
 
 fn needs_whole(spec: &mut ModelSpec, gib: u64) {
-    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    let needs = MemoryNeeds { gpu: vec![(NeedPurpose::Weights, gib * GIB)], ..MemoryNeeds::default() };
     spec.loading.needs = Some(needs);
 }
 
@@ -552,7 +554,7 @@ async fn two_starts_that_found_too_little_are_enough_for_a_fallback_and_pins_are
     let mut rig = rig(&[("a", 10), ("b", 18)]).await;
     rig.apply(|config| with_fallback(config, 4)).await;
     for _ in 0..2 {
-        rig.script.next(Role::failing(crate::Exit::Code(1), "cudaMalloc failed: out of memory"));
+        rig.script.next(Role::failing(crate::ProcessExit::Code(1), "cudaMalloc failed: out of memory"));
     }
     rig.next_takes(4);
     drop(rig.lease_of("a").await.unwrap());
@@ -611,7 +613,7 @@ async fn what_is_excluded_does_not_fall_back_and_is_whole_when_it_may_come() {
     rig.next_takes(10);
     drop(rig.lease_of("b").await.unwrap());
     let refused = rig.lease_of("a").await.unwrap_err();
-    assert!(matches!(&refused, Denied::NeverLoaded(why) if why.contains("exclude it")), "{refused:?}");
+    assert!(matches!(&refused, LeaseDenied::NeverLoaded(why) if why.contains("exclude it")), "{refused:?}");
     rig.fleet.drain("b").await.unwrap();
     rig.next_takes(10);
     drop(rig.lease_of("a").await.unwrap());
@@ -628,7 +630,7 @@ async fn who_hoards_gives_back_for_another_model_and_nobody_leaves() {
         let hoards = rig.script.last();
         hoards.set_gives(Some(Gives {
             takes: secs(1),
-            outcome: Outcome::Done,
+            outcome: ReclaimOutcome::Done,
             anon: 100 * MIB,
             vram: Some(gives),
         }));
@@ -637,7 +639,13 @@ async fn who_hoards_gives_back_for_another_model_and_nobody_leaves() {
         for _ in 0..300 {
             let lease = rig.lease().await.unwrap();
             pass(Duration::from_millis(200)).await;
-            lease.add_work(Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
+            lease.add_work(WorkDone {
+                requests: 1,
+                prompt_tokens: 300,
+                output_tokens: 64,
+                images: 1,
+                audio: 0,
+            });
             hoards.vram.fetch_add(10 * MIB, std::sync::atomic::Ordering::SeqCst);
             drop(lease);
             pass(Duration::from_millis(300)).await;

@@ -30,8 +30,8 @@ use warden_policies::{ByteSize, GenerationId, MemoryLimit, ModelName, defaults};
 
 use self::script::Script;
 use crate::{
-    Command, ControlError, Denied, EventKind, Fleet, FleetConfig, Lease, LeaseKind, LedgerEntry, ModelSpec,
-    ModelState, Replace, SharedSpec, Watch,
+    ControlError, EventKind, Fleet, FleetConfig, Lease, LeaseDenied, LeaseKind, LedgerEntry, ModelSpec,
+    ModelState, ReplaceMode, ServerCommand, SharedSpec, WatchConfig,
 };
 
 /// A fleet of scripted processes.
@@ -54,12 +54,12 @@ impl Rig {
         Self { fleet, script, config, _directory: directory }
     }
 
-    async fn lease(&self) -> Result<Lease, Denied> {
+    async fn lease(&self) -> Result<Lease, LeaseDenied> {
         self.fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await
     }
 
     /// Spawns a task that waits for a lease. The task has begun when this returns.
-    async fn lease_later(&self) -> AbortOnDropHandle<Result<Lease, Denied>> {
+    async fn lease_later(&self) -> AbortOnDropHandle<Result<Lease, LeaseDenied>> {
         let fleet = self.fleet.clone();
         let lease = async move { fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await };
         begun(lease).await
@@ -148,11 +148,11 @@ fn spec(name: &str) -> SharedSpec {
     let spec = ModelSpec {
         name: ModelName::new(name),
         aliases: Vec::new(),
-        command: Command {
+        command: ServerCommand {
             args: vec!["-m".to_owned(), format!("{name}.gguf")],
-            ..Command::bare("/opt/llama-server".into())
+            ..ServerCommand::bare("/opt/llama-server".into())
         },
-        run: defaults::Model { replace: Replace::Sequential, ..defaults.model },
+        run: defaults::Model { replace: ReplaceMode::Sequential, ..defaults.model },
         queue: defaults.queue,
         max_in_flight: None,
         ttl: None,
@@ -183,7 +183,7 @@ fn config(directory: &Path) -> FleetConfig {
         canary: defaults.canary,
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
-        watch: Watch { sensors: defaults.sensors, child: defaults.child },
+        watch: WatchConfig { sensors: defaults.sensors, child: defaults.child },
     }
 }
 

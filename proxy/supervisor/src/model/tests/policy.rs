@@ -1,11 +1,11 @@
 //! Samples, budgets, cooldown, replacement mode.
 
-use warden_policies::{Action, Reason, Work};
+use warden_policies::{Reason, RecycleAction, WorkDone};
 
 use super::script::Role;
 use super::*;
-use crate::Mode;
-use crate::process::group::Exit;
+use crate::ReplacementMode;
+use crate::process::group::ProcessExit;
 
 fn big() -> u64 {
     600 * MIB
@@ -21,7 +21,7 @@ async fn past_the_soft_budget_a_backend_is_replaced_at_the_first_quiet_moment() 
     let policy = rig.fleet.view().models[0].policy.clone().unwrap();
     assert_eq!(
         (policy.decision.action, policy.decision.due, policy.held),
-        (Action::RecycleWhenQuiet, false, None)
+        (RecycleAction::RecycleWhenQuiet, false, None)
     );
     drop(busy);
     pass(Duration::from_millis(1900)).await;
@@ -168,7 +168,7 @@ async fn requests_and_age_are_reasons_too_and_say_nothing_about_memory() {
     })
     .await;
     let lease = rig.lease().await.unwrap();
-    lease.add_work(Work { requests: 3, ..Work::default() });
+    lease.add_work(WorkDone { requests: 3, ..WorkDone::default() });
     drop(lease);
     pass(secs(10)).await;
     pass(secs(3100)).await;
@@ -177,8 +177,8 @@ async fn requests_and_age_are_reasons_too_and_say_nothing_about_memory() {
     rig.end().await;
 }
 
-async fn way(change: impl FnOnce(&Script)) -> (Mode, String) {
-    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Auto).await;
+async fn way(change: impl FnOnce(&Script)) -> (ReplacementMode, String) {
+    let rig = Rig::new(|config, _| config.models[0].run.replace = ReplaceMode::Auto).await;
     drop(rig.lease().await.unwrap());
     pass(secs(1)).await;
     change(&rig.script);
@@ -192,30 +192,33 @@ async fn way(change: impl FnOnce(&Script)) -> (Mode, String) {
 #[tokio::test(start_paused = true)]
 async fn auto_overlaps_where_memory_allows_and_no_gpu_is_present() {
     let (mode, note) = way(|script| script.set_available(384 * MIB)).await;
-    assert_eq!((mode, note.as_str()), (Mode::Overlap, "overlap: 384.0 MiB available, 384.0 MiB needed"));
+    assert_eq!(
+        (mode, note.as_str()),
+        (ReplacementMode::Overlap, "overlap: 384.0 MiB available, 384.0 MiB needed")
+    );
     let (mode, note) = way(|script| script.set_available(383 * MIB)).await;
     assert_eq!(
         (mode, note.as_str()),
-        (Mode::Sequential, "sequential: 383.0 MiB available, 384.0 MiB needed")
+        (ReplacementMode::Sequential, "sequential: 383.0 MiB available, 384.0 MiB needed")
     );
     let (mode, note) = way(|script| {
         script.set_available(u64::MAX);
         script.set_gpu();
     })
     .await;
-    assert!(mode == Mode::Sequential && note.contains("GPU"), "{note}");
+    assert!(mode == ReplacementMode::Sequential && note.contains("GPU"), "{note}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_overlap_by_policy_counts_as_futile_and_is_tried_again_after_the_interval() {
     let rig = Rig::new(|config, _| {
         config.models[0].recycle.host_soft = mib(500);
-        config.models[0].run.replace = Replace::Overlap;
+        config.models[0].run.replace = ReplaceMode::Overlap;
     })
     .await;
     drop(rig.lease().await.unwrap());
     rig.script.last().set_anon(big());
-    rig.script.next(Role::failing(Exit::Code(1), "failed to allocate"));
+    rig.script.next(Role::failing(ProcessExit::Code(1), "failed to allocate"));
     pass(secs(300)).await;
     assert_eq!((rig.ledger().len(), rig.ledger()[0].helped), (1, Some(false)));
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(1));

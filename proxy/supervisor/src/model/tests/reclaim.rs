@@ -1,13 +1,13 @@
 //! Reclaim before a replacement and by an operator.
 
-use warden_policies::reclaim::Outcome;
-use warden_policies::recycle::WhyNot;
-use warden_policies::{Action, Reason, Work};
+use warden_policies::reclaim::ReclaimOutcome;
+use warden_policies::recycle::RecycleHindrance;
+use warden_policies::{Reason, RecycleAction, WorkDone};
 
 use super::script::{Gives, Role};
 use super::*;
 use crate::ReclaimEntry;
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 
 fn big() -> u64 {
     600 * MIB
@@ -15,10 +15,10 @@ fn big() -> u64 {
 
 /// Frees memory down to `anon` within a second.
 const fn down_to(anon: u64) -> Gives {
-    Gives { takes: secs(1), outcome: Outcome::Done, anon, vram: None }
+    Gives { takes: secs(1), outcome: ReclaimOutcome::Done, anon, vram: None }
 }
 
-const SILENT: Gives = Gives { takes: secs(0), outcome: Outcome::NoAnswer, anon: 0, vram: None };
+const SILENT: Gives = Gives { takes: secs(0), outcome: ReclaimOutcome::NoAnswer, anon: 0, vram: None };
 
 /// A process of 100 MiB under a soft budget of 500 MiB.
 async fn soft(gives: Option<Gives>) -> Rig {
@@ -57,13 +57,16 @@ async fn a_leak_that_goes_back_saws_below_its_budget_and_nothing_is_replaced() {
     assert_eq!((rig.count("recycle_began"), rig.count("reclaimed"), rig.ledger().len()), (0, 4, 0));
     let entries = rig.reclaims();
     let entry = &entries[0];
-    assert_eq!((entry.reason, entry.outcome, entry.helped), (Reason::HostSoft, Outcome::Done, Some(true)));
+    assert_eq!(
+        (entry.reason, entry.outcome, entry.helped),
+        (Reason::HostSoft, ReclaimOutcome::Done, Some(true))
+    );
     assert_eq!((entry.given.heap, entry.ms, entry.generation), (490 * MIB, 7, GenerationId(1)));
     assert_eq!((entry.host_before.unwrap().anon, entry.host_after.unwrap().anon), (big(), 110 * MIB));
     let view = rig.fleet.view();
     let shown = &view.models[0].backends[0].reclaim;
     assert_eq!((shown.count, shown.asking, shown.last.as_ref()), (4, false, entries.last()));
-    assert_eq!(view.models[0].reclaims.counts, [(Outcome::Done, 4)]);
+    assert_eq!(view.models[0].reclaims.counts, [(ReclaimOutcome::Done, 4)]);
     assert_eq!(view.models[0].reclaims.given.heap, 4 * 490 * MIB);
     rig.end().await;
 }
@@ -98,10 +101,10 @@ async fn who_cannot_be_asked_or_is_silent_is_replaced_all_the_same() {
     rig.script.last().set_anon(big());
     pass(secs(8)).await;
     let next = rig.fleet.view().models[0].backends[0].next.clone().unwrap();
-    assert_eq!(next.decision.why_not, Some(WhyNot::Reclaiming));
+    assert_eq!(next.decision.why_not, Some(RecycleHindrance::Reclaiming));
     assert_eq!(rig.count("recycle_began"), 0);
     pass(secs(30)).await;
-    assert_eq!((rig.ledger().len(), rig.reclaims()[0].outcome), (1, Outcome::NoAnswer));
+    assert_eq!((rig.ledger().len(), rig.reclaims()[0].outcome), (1, ReclaimOutcome::NoAnswer));
     let words = rig.ledger()[0].evidence.words.clone().unwrap();
     assert!(words.contains("did not answer in time"), "{words}");
     rig.end().await;
@@ -123,7 +126,7 @@ async fn at_the_hard_budget_a_drain_comes_no_later_than_by_the_short_limit() {
     // An answer of the old process is ignored.
     pass(secs(4000)).await;
     assert_eq!((rig.ledger().len(), rig.reclaims().len()), (1, 1));
-    assert_eq!(rig.reclaims()[0].outcome, Outcome::NoAnswer);
+    assert_eq!(rig.reclaims()[0].outcome, ReclaimOutcome::NoAnswer);
     rig.end().await;
 }
 
@@ -196,14 +199,14 @@ async fn an_operator_who_waits_is_answered_when_the_process_dies_is_drained_or_e
     let waiting = rig.reclaim_later().await;
     rig.script.last().crash();
     let entries = waiting.await.unwrap().unwrap();
-    assert_eq!((entries[0].outcome, entries[0].host_after), (Outcome::NoAnswer, None));
+    assert_eq!((entries[0].outcome, entries[0].host_after), (ReclaimOutcome::NoAnswer, None));
     // The answer of the dead process comes while another one serves.
     drop(rig.lease().await.unwrap());
     rig.script.last().set_gives(Some(slow));
     pass(secs(10)).await;
     let waiting = rig.reclaim_later().await;
     rig.fleet.drain("m").await.unwrap();
-    assert_eq!(waiting.await.unwrap().unwrap()[0].outcome, Outcome::NoAnswer);
+    assert_eq!(waiting.await.unwrap().unwrap()[0].outcome, ReclaimOutcome::NoAnswer);
     drop(rig.lease().await.unwrap());
     rig.script.last().set_gives(Some(slow));
     pass(secs(10)).await;
@@ -211,7 +214,7 @@ async fn an_operator_who_waits_is_answered_when_the_process_dies_is_drained_or_e
     let (fleet, script) = (rig.fleet.clone(), rig.script.clone());
     fleet.shutdown(secs(30)).await;
     script.assert_all_reaped();
-    assert_eq!(waiting.await.unwrap().unwrap()[0].outcome, Outcome::NoAnswer);
+    assert_eq!(waiting.await.unwrap().unwrap()[0].outcome, ReclaimOutcome::NoAnswer);
     assert_eq!(rig.fleet.reclaim("m").await.unwrap_err(), ControlError::ShuttingDown);
 }
 
@@ -223,7 +226,7 @@ async fn a_drain_in_the_middle_goes_its_way_and_a_late_answer_still_has_its_entr
     pass(secs(1)).await;
     let restart = rig.restart_later().await;
     pass(secs(10)).await;
-    assert_eq!(waiting.await.unwrap().unwrap()[0].outcome, Outcome::Done, "it drains, and can answer");
+    assert_eq!(waiting.await.unwrap().unwrap()[0].outcome, ReclaimOutcome::Done, "it drains, and can answer");
     drop(busy);
     assert_eq!(restart.await.unwrap().unwrap().len(), 1);
     rig.end().await;
@@ -244,7 +247,7 @@ async fn memory_that_is_almost_gone_is_not_asked_for() {
     pass(secs(10)).await;
     assert_eq!(child.asked_back(), 0);
     assert_eq!(rig.count("recycle_began"), 1);
-    child.dies_after(Duration::ZERO, Exit::Signal(9));
+    child.dies_after(Duration::ZERO, ProcessExit::Signal(9));
     rig.script.set_available(0);
     pass(secs(10)).await;
     assert_eq!(rig.ledger()[0].reason, Reason::MemoryExhausted);
@@ -267,12 +270,12 @@ async fn growth_that_was_given_back_rests_and_is_still_called_a_leak() {
     let mut asked_at = Vec::new();
     for request in 0..600_u64 {
         let lease = rig.lease().await.unwrap();
-        lease.add_work(Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 0, audio: 0 });
+        lease.add_work(WorkDone { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 0, audio: 0 });
         child.set_anon(child.anon() + 4 * MIB);
         drop(lease);
         pass(secs(3)).await;
         let next = rig.fleet.view().models[0].backends[0].next.clone();
-        if let Some(WhyNot::Reclaimed { .. }) = next.and_then(|next| next.decision.why_not) {
+        if let Some(RecycleHindrance::Reclaimed { .. }) = next.and_then(|next| next.decision.why_not) {
             rested = true;
         }
         if asked_at.len() < child.asked_back() as usize {
@@ -287,7 +290,7 @@ async fn growth_that_was_given_back_rests_and_is_still_called_a_leak() {
     assert_eq!((rig.count("recycle_began"), rig.script.children().len()), (0, 1));
     assert_eq!(
         rig.fleet.view().models[0].backends[0].next.as_ref().unwrap().decision.action,
-        Action::Observe
+        RecycleAction::Observe
     );
     rig.end().await;
 }
@@ -307,7 +310,7 @@ async fn growth_that_rests_hides_no_share_of_requests() {
     child.set_gives(Some(Gives { takes: Duration::from_millis(100), ..down_to(120 * MIB) }));
     for _ in 0..520_u64 {
         let lease = rig.lease().await.unwrap();
-        lease.add_work(Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 0, audio: 0 });
+        lease.add_work(WorkDone { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 0, audio: 0 });
         child.set_anon(child.anon() + 4 * MIB);
         drop(lease);
         pass(secs(3)).await;

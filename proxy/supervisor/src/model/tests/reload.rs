@@ -1,13 +1,13 @@
 //! New configurations.
 
-use warden_policies::{Reason, ServerFacts, StreamHead};
+use warden_policies::{Reason, ServerFacts, StreamHeadTime};
 
 use super::script::Role;
 use super::*;
-use crate::lease::address::Address;
-use crate::process::endpoint::Endpoint;
-use crate::process::group::Exit;
-use crate::spec::Socket;
+use crate::lease::address::LeaseAddress;
+use crate::process::endpoint::ListenAddress;
+use crate::process::group::ProcessExit;
+use crate::spec::SocketMode;
 use crate::{FleetError, ResolveError};
 
 fn names(names: &[&str]) -> Vec<ModelName> {
@@ -73,9 +73,9 @@ async fn models_come_and_go() {
         assert_eq!((report.added, report.removed), (names(&["n"]), names(&["m"])));
         waiting
     };
-    assert_eq!(waiting.await.unwrap().unwrap_err(), Denied::Removed);
+    assert_eq!(waiting.await.unwrap().unwrap_err(), LeaseDenied::Removed);
     assert!(matches!(rig.fleet.resolve(Some("m")), Err(ResolveError::Unknown { .. })));
-    assert_eq!(rig.lease().await.unwrap_err(), Denied::Removed);
+    assert_eq!(rig.lease().await.unwrap_err(), LeaseDenied::Removed);
     assert_eq!(rig.script.alive(), 1, "it finishes what it has");
     assert_eq!(rig.fleet.view().models.len(), 1);
     drop(held);
@@ -111,7 +111,7 @@ async fn a_command_that_does_not_start_stops_the_rollout_and_a_better_one_is_tak
     .await;
     pass(secs(1)).await;
     for _ in 0..9 {
-        rig.script.next(Role::failing(Exit::Code(1), "error: invalid argument: --x"));
+        rig.script.next(Role::failing(ProcessExit::Code(1), "error: invalid argument: --x"));
     }
     rig.apply(|config| config.models[0].command.args.push("--x".to_owned())).await;
     pass(secs(600)).await;
@@ -172,7 +172,7 @@ async fn what_becomes_known_of_a_binary_reaches_leases_that_are_held_and_replace
     let mut rig = Rig::new(|_, _| {}).await;
     let held = rig.lease().await.unwrap();
     assert_eq!(held.facts(), ServerFacts::default());
-    let facts = ServerFacts { stream_head: StreamHead::BeforeFirstToken, ..ServerFacts::default() };
+    let facts = ServerFacts { stream_head: StreamHeadTime::BeforeFirstToken, ..ServerFacts::default() };
     rig.fleet
         .learn(
             &ModelName::new("m"),
@@ -198,11 +198,11 @@ async fn what_becomes_known_of_a_binary_reaches_leases_that_are_held_and_replace
 #[tokio::test(start_paused = true)]
 async fn a_binary_that_takes_no_unix_socket_gets_a_port_unless_the_configuration_insists() {
     for (socket, known, port) in [
-        (Socket::Auto, None, false),
-        (Socket::Auto, Some(true), false),
-        (Socket::Auto, Some(false), true),
-        (Socket::Unix, Some(false), false),
-        (Socket::Tcp, Some(true), true),
+        (SocketMode::Auto, None, false),
+        (SocketMode::Auto, Some(true), false),
+        (SocketMode::Auto, Some(false), true),
+        (SocketMode::Unix, Some(false), false),
+        (SocketMode::Tcp, Some(true), true),
     ] {
         let rig = Rig::new(|config, _| {
             config.models[0].run.socket = socket;
@@ -211,7 +211,7 @@ async fn a_binary_that_takes_no_unix_socket_gets_a_port_unless_the_configuration
         .await;
         let lease = rig.lease().await.unwrap();
         assert_eq!(
-            matches!(lease.address(), Address::Process(Endpoint::Tcp(_))),
+            matches!(lease.address(), LeaseAddress::Process(ListenAddress::Tcp(_))),
             port,
             "{socket:?}, {known:?}"
         );
@@ -226,7 +226,7 @@ async fn changed_models_are_replaced_one_after_another() {
         config.models = ["m", "b", "c"].map(spec).to_vec();
         for model in &mut config.models {
             model.run.preload = true;
-            model.run.replace = Replace::Auto;
+            model.run.replace = ReplaceMode::Auto;
         }
         script.set_available(1 << 40);
     })
@@ -270,7 +270,7 @@ async fn a_load_that_finds_no_room_while_another_drains_is_waited_out() {
         config.models[0].run.preload = true;
         script.next(Role::default());
         for _ in 0..4 {
-            script.next(Role::failing(Exit::Code(1), "ggml_aligned_malloc: insufficient memory"));
+            script.next(Role::failing(ProcessExit::Code(1), "ggml_aligned_malloc: insufficient memory"));
         }
     })
     .await;

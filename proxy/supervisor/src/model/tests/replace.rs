@@ -6,14 +6,14 @@ use warden_policies::Reason;
 
 use super::script::Role;
 use super::*;
-use crate::Mode;
-use crate::process::group::Exit;
+use crate::ReplacementMode;
+use crate::process::group::ProcessExit;
 
 #[tokio::test(start_paused = true)]
 async fn a_sequential_restart_waits_for_its_leases_and_carries_the_queue_over() {
     let rig = Rig::new(|_, _| {}).await;
     let old = rig.lease().await.unwrap();
-    old.add_work(warden_policies::Work { requests: 5, ..Default::default() });
+    old.add_work(warden_policies::WorkDone { requests: 5, ..Default::default() });
     pass(secs(6)).await;
     let restart = rig.restart_later().await;
     let waiting = [rig.lease_later().await, rig.lease_later().await];
@@ -26,7 +26,7 @@ async fn a_sequential_restart_waits_for_its_leases_and_carries_the_queue_over() 
     }
     let entries = restart.await.unwrap().unwrap();
     let [entry] = entries.as_slice() else { panic!("one entry") };
-    assert_eq!((entry.reason, entry.mode, entry.replica), (Reason::Operator, Mode::Sequential, 0));
+    assert_eq!((entry.reason, entry.mode, entry.replica), (Reason::Operator, ReplacementMode::Sequential, 0));
     assert_eq!((entry.from, entry.to), (Some(GenerationId(1)), Some(GenerationId(2))));
     assert_eq!((entry.carried_over, entry.drained, entry.cut), (2, 1, 0));
     assert_eq!(entry.drain_ms, 10_000);
@@ -62,7 +62,7 @@ async fn leases_beyond_the_drain_deadline_are_cut_and_told() {
 
 #[tokio::test(start_paused = true)]
 async fn an_overlap_has_no_gap_and_the_old_one_drains_while_the_new_one_serves() {
-    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = ReplaceMode::Overlap).await;
     let old = rig.lease().await.unwrap();
     let restart = rig.restart_later().await;
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(1), "until the new one is ready");
@@ -73,7 +73,10 @@ async fn an_overlap_has_no_gap_and_the_old_one_drains_while_the_new_one_serves()
     assert!(!restart.is_finished());
     drop(old);
     let entry = restart.await.unwrap().unwrap().remove(0);
-    assert_eq!((entry.mode, entry.gap_ms, entry.carried_over, entry.drained), (Mode::Overlap, 0, 0, 1));
+    assert_eq!(
+        (entry.mode, entry.gap_ms, entry.carried_over, entry.drained),
+        (ReplacementMode::Overlap, 0, 0, 1)
+    );
     assert_eq!(rig.script.alive(), 1);
     drop(new);
     rig.end().await;
@@ -81,9 +84,9 @@ async fn an_overlap_has_no_gap_and_the_old_one_drains_while_the_new_one_serves()
 
 #[tokio::test(start_paused = true)]
 async fn an_overlap_whose_new_process_fails_leaves_the_old_one_in_service() {
-    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = ReplaceMode::Overlap).await;
     drop(rig.lease().await.unwrap());
-    rig.script.next(Role::failing(Exit::Code(1), "error: invalid argument: --x"));
+    rig.script.next(Role::failing(ProcessExit::Code(1), "error: invalid argument: --x"));
     let error = rig.fleet.restart("m").await.unwrap_err();
     assert!(matches!(error, ControlError::StartFailed { .. }), "{error}");
     let lease = rig.lease().await.unwrap();
@@ -97,7 +100,7 @@ async fn an_overlap_whose_new_process_fails_leaves_the_old_one_in_service() {
 
 #[tokio::test(start_paused = true)]
 async fn when_the_old_process_dies_in_an_overlap_the_new_one_takes_its_place() {
-    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = ReplaceMode::Overlap).await;
     drop(rig.lease().await.unwrap());
     rig.script.next(Role { ready_after: secs(30), ..Role::default() });
     let restart = rig.restart_later().await;
@@ -115,11 +118,11 @@ async fn when_the_old_process_dies_in_an_overlap_the_new_one_takes_its_place() {
 
 #[tokio::test(start_paused = true)]
 async fn when_both_halves_of_an_overlap_die_the_model_recovers() {
-    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = ReplaceMode::Overlap).await;
     drop(rig.lease().await.unwrap());
     rig.script.next(Role {
         ready_after: secs(30),
-        dies: Some((secs(5), Exit::Signal(11))),
+        dies: Some((secs(5), ProcessExit::Signal(11))),
         ..Role::default()
     });
     let restart = rig.restart_later().await;
@@ -144,7 +147,8 @@ async fn replicas_are_replaced_one_after_another() {
     let mut fewest = 3;
     while !restart.is_finished() {
         pass(Duration::from_millis(5)).await;
-        let ready = |backend: &&crate::BackendView| backend.phase == warden_policies::lifecycle::Phase::Ready;
+        let ready =
+            |backend: &&crate::BackendView| backend.phase == warden_policies::lifecycle::BackendPhase::Ready;
         fewest = fewest.min(rig.fleet.view().models[0].backends.iter().filter(ready).count());
     }
     let entries = restart.await.unwrap().unwrap();
@@ -171,7 +175,7 @@ async fn restarts_that_come_together_share_what_is_not_begun_yet() {
 async fn a_restart_that_cannot_succeed_says_why_and_keeps_trying_in_the_background() {
     let rig = Rig::new(|_, _| {}).await;
     drop(rig.lease().await.unwrap());
-    rig.script.next(Role::failing(Exit::Code(1), "error: invalid argument: --x"));
+    rig.script.next(Role::failing(ProcessExit::Code(1), "error: invalid argument: --x"));
     let error = rig.fleet.restart("m").await.unwrap_err();
     assert!(error.to_string().contains("--x"), "{error}");
     assert!(rig.ledger()[0].failed.is_some());
@@ -226,7 +230,7 @@ async fn a_request_during_a_drain_starts_the_model_again_after_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_gives_up_a_restart_in_either_way() {
-    for way in [Replace::Sequential, Replace::Overlap] {
+    for way in [ReplaceMode::Sequential, ReplaceMode::Overlap] {
         let rig = Rig::new(|config, _| config.models[0].run.replace = way).await;
         let held = rig.lease().await.unwrap();
         rig.script.next(Role { ready_after: secs(30), ..Role::default() });
@@ -246,7 +250,7 @@ async fn a_drain_gives_up_a_restart_in_either_way() {
 
 #[tokio::test(start_paused = true)]
 async fn a_replacement_that_was_not_measured_to_its_end_stands_in_the_ledger_all_the_same() {
-    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
+    let rig = Rig::new(|config, _| config.models[0].run.replace = ReplaceMode::Overlap).await;
     let held = rig.lease().await.unwrap();
     let restart = rig.restart_later().await;
     pass(secs(5)).await;
@@ -305,7 +309,7 @@ async fn a_policy_waits_for_what_the_next_process_needs() {
     assert_eq!((rig.script.alive(), rig.script.children().len()), (1, 1));
     assert_eq!(rig.ledger().len(), 1, "told once");
     let held = rig.fleet.view().models[0].policy.as_ref().and_then(|policy| policy.held);
-    assert_eq!(held, Some(warden_policies::cooldown::Held::CannotStart));
+    assert_eq!(held, Some(warden_policies::cooldown::HoldReason::CannotStart));
     rig.script.set_files("m.gguf", None);
     pass(secs(15)).await;
     assert_eq!(rig.script.children().len(), 2);
@@ -340,7 +344,7 @@ async fn who_waits_from_the_beginning_of_a_replacement_is_served_however_long_a_
     // Without a replacement the time limit is as before.
     let _other = rig.lease().await.unwrap();
     let late = rig.lease().await.unwrap_err();
-    assert!(matches!(late, Denied::Deadline { waited } if waited < secs(4)), "{late:?}");
+    assert!(matches!(late, LeaseDenied::Deadline { waited } if waited < secs(4)), "{late:?}");
     drop(served);
     rig.end().await;
 }

@@ -2,21 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
-use warden_sensors::Report;
-use warden_sensors::report::{ContextReport, Counts, Settings, VARIABLE};
+use warden_sensors::CudaReport;
+use warden_sensors::report::{ContextCounts, ContextReport, FixSettings, REPORT_VARIABLE};
 
 use super::script::Role;
 use super::*;
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::process::report_file;
 
-fn published(graphs_live: u64) -> Report {
-    let counts = Counts { graphs_live, graphs_evicted: 3, pool_bytes: MIB, ..Counts::default() };
-    Report {
+fn published(graphs_live: u64) -> CudaReport {
+    let counts =
+        ContextCounts { graphs_live, graphs_evicted: 3, pool_bytes: MIB, ..ContextCounts::default() };
+    CudaReport {
         pid: 1000,
         started_unix_ms: 1,
         active: std::collections::BTreeSet::default(),
-        settings: Settings::default(),
+        settings: FixSettings::default(),
         contexts: vec![ContextReport { context: 0, device: 0, live: true, counts, updated_unix_ms: 2 }],
     }
 }
@@ -24,7 +25,7 @@ fn published(graphs_live: u64) -> Report {
 /// Report path in the environment of the last process.
 fn told(rig: &Rig) -> Option<PathBuf> {
     let command = &rig.script.last().request.command;
-    command.env.iter().find(|(name, _)| name == VARIABLE).map(|(_, path)| path.into())
+    command.env.iter().find(|(name, _)| name == REPORT_VARIABLE).map(|(_, path)| path.into())
 }
 
 fn shown(rig: &Rig) -> Option<u64> {
@@ -49,7 +50,7 @@ async fn each_generation_has_a_file_of_its_own_that_goes_with_it() {
     assert!(first != second && !first.exists(), "{} is left", first.display());
     std::fs::write(&second, "").unwrap();
     // The process dies without output, and so does the next one during its start.
-    rig.script.next(Role::failing(Exit::Signal(9), ""));
+    rig.script.next(Role::failing(ProcessExit::Signal(9), ""));
     rig.script.last().crash();
     pass(secs(1)).await;
     assert!(!second.exists(), "{} is left", second.display());
@@ -135,7 +136,7 @@ async fn the_variable_is_set_only_when_wanted_and_a_change_takes_a_new_process()
     let mut rig = Rig::new(|config, _| config.models[0].run.memory_report = false).await;
     drop(rig.lease().await.unwrap());
     assert_eq!(told(&rig), None);
-    assert_eq!(rig.script.last().request.command.env_remove, [VARIABLE], "nor is ours inherited");
+    assert_eq!(rig.script.last().request.command.env_remove, [REPORT_VARIABLE], "nor is ours inherited");
     let report = rig.apply(|config| config.models[0].run.memory_report = true).await;
     assert_eq!(report.restarted.len(), 1);
     pass(secs(1)).await;

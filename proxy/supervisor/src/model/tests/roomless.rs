@@ -13,7 +13,7 @@ async fn without_a_successor(pinned: bool) -> Rig {
     .await;
     rig.next_takes(20);
     drop(rig.lease_of("a").await.unwrap());
-    rig.script.next(Role::failing(crate::Exit::Code(1), "something odd"));
+    rig.script.next(Role::failing(crate::ProcessExit::Code(1), "something odd"));
     rig
 }
 

@@ -11,27 +11,30 @@ use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
-use warden_policies::health::Slots;
-use warden_policies::reclaim::{Given, Outcome as ReclaimOutcome, Parts};
-use warden_policies::sample::{HostMemory, Vram, VramSource};
+use warden_policies::health::SlotActivity;
+use warden_policies::reclaim::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
+use warden_policies::sample::{HostMemory, VramReading, VramSource};
 use warden_policies::standstill::ProcessActivity;
-use warden_sensors::gpu::{DeviceReading, Fault};
-use warden_sensors::{BackendMetrics, HostTotals, Report, Standing};
+use warden_sensors::gpu::{DeviceReading, GpuFault};
+use warden_sensors::{BackendMetrics, CudaReport, HostTotals, ProcessRunState};
 
 use crate::error::{FailureKind, SpawnError};
-use crate::process::endpoint::Endpoint;
-use crate::process::failure::OutOfMemory;
+use crate::process::endpoint::ListenAddress;
+use crate::process::failure::OomEvidence;
 use crate::process::gpus::{GpuDevices, NumberedFault};
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::process::needs::NeedsCheck;
-use crate::process::needs::missing::Missing;
-use crate::process::reclaim_file::Reclaimed;
-use crate::process::settings::Setting;
-use crate::process::{Ask, Health, LineSink, MachineMemory, NoVram, Process, Props, Question, Sample, World};
-use crate::spec::Command;
+use crate::process::needs::missing::MissingNeed;
+use crate::process::reclaim_file::ReclaimResult;
+use crate::process::settings::ClientSetting;
+use crate::process::{
+    BackendProcess, BackendRequest, LineSink, MachineMemory, NoVram, ProbeResult, ProcessSample,
+    ProcessWorld, SampleOptions, ServerProps,
+};
+use crate::spec::ServerCommand;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
-use crate::view::log::Stream;
+use crate::view::log::OutputStream;
 
 /// Behaviour of one process.
 #[derive(Clone, Debug)]
@@ -39,7 +42,7 @@ pub(super) struct Role {
     pub(super) spawn_takes: Duration,
     pub(super) cannot_spawn: bool,
     pub(super) ready_after: Duration,
-    pub(super) dies: Option<(Duration, Exit)>,
+    pub(super) dies: Option<(Duration, ProcessExit)>,
     pub(super) says: Vec<String>,
     /// Time from TERM to its end; `None` ignores TERM.
     pub(super) term_takes: Option<Duration>,
@@ -48,7 +51,7 @@ pub(super) struct Role {
     /// VRAM on the first GPU; `None` if it uses none.
     pub(super) vram: Option<u64>,
     /// Initial slots; `None` if it does not report slots.
-    pub(super) work: Option<Slots>,
+    pub(super) work: Option<SlotActivity>,
     /// It rejects settings.
     pub(super) refuses: bool,
     /// Time after its spawn in which it shows activity.
@@ -76,7 +79,7 @@ impl Default for Role {
 
 impl Role {
     /// Ends soon after its start, with this output.
-    pub(super) fn failing(exit: Exit, says: &str) -> Self {
+    pub(super) fn failing(exit: ProcessExit, says: &str) -> Self {
         Self {
             dies: Some((Duration::from_millis(20), exit)),
             says: vec![says.to_owned()],
@@ -158,7 +161,7 @@ impl Script {
     }
 
     /// Reports a fault of the first GPU.
-    pub(super) fn fault(&self, fault: Fault) {
+    pub(super) fn fault(&self, fault: GpuFault) {
         let mut faults = lock(&self.inner.faults);
         let number = faults.len() as u64 + 1;
         faults.push(NumberedFault { number, gpu: GpuIndex(0), fault });
@@ -171,7 +174,8 @@ impl Script {
 
     /// Sets the state of the files that processes need.
     pub(super) fn set_files(&self, name: &str, missing: Option<&str>) {
-        let missing = missing.map(|what| Missing { kind: FailureKind::BadModel, message: what.to_owned() });
+        let missing =
+            missing.map(|what| MissingNeed { kind: FailureKind::BadModel, message: what.to_owned() });
         *lock(&self.inner.sight) = NeedsCheck { stamps: vec![(name.into(), None)], missing, kin: None };
     }
 
@@ -217,15 +221,15 @@ impl Inner {
     }
 }
 
-impl World for Script {
+impl ProcessWorld for Script {
     fn spawn(
         &self,
         request: SpawnRequest,
         socket: PathBuf,
-        _endpoint: Endpoint,
+        _endpoint: ListenAddress,
         _longest: usize,
         sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
         Box::pin(async move {
             let vram = (!lock(&self.inner.gpus).is_empty()).then_some(1 << 30);
             let usual = || lock(&self.inner.usual).clone().unwrap_or(Role { vram, ..Role::default() });
@@ -237,21 +241,21 @@ impl World for Script {
                 return Err(SpawnError::Exec { binary: request.command.binary, source });
             }
             for line in &role.says {
-                sink(Stream::Stderr, line.clone());
+                sink(OutputStream::Stderr, line.clone());
             }
             let mut children = lock(&self.inner.children);
             let pid = 1000 + u32::try_from(children.len()).unwrap();
             let child = Arc::new(Actor::new(pid, role, request, socket, sink, Arc::clone(&self.inner)));
             children.push(Arc::clone(&child));
-            Ok(child as Arc<dyn Process>)
+            Ok(child as Arc<dyn BackendProcess>)
         })
     }
 
-    fn read_ahead(&self, _command: Command, _limit: Duration) -> BoxFuture<'static, ()> {
+    fn read_ahead(&self, _command: ServerCommand, _limit: Duration) -> BoxFuture<'static, ()> {
         Box::pin(async {})
     }
 
-    fn look(&self, _command: Command, _running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
+    fn look(&self, _command: ServerCommand, _running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         let sight = lock(&self.inner.sight).clone();
         Box::pin(async { sight })
     }
@@ -299,8 +303,8 @@ pub(super) struct Actor {
     decodes: Mutex<Option<u64>>,
     /// It reports its slots; false while its loop hangs.
     tells_slots: AtomicBool,
-    work: Mutex<Option<Slots>>,
-    standing: Mutex<Standing>,
+    work: Mutex<Option<SlotActivity>>,
+    standing: Mutex<ProcessRunState>,
     metrics_asked: AtomicU32,
     /// Settings applied to it again.
     pub(super) set: Mutex<Vec<String>>,
@@ -315,7 +319,7 @@ pub(super) struct Actor {
     pub(super) socket: PathBuf,
     role: Role,
     born: Instant,
-    death: Mutex<Option<(Instant, Exit)>>,
+    death: Mutex<Option<(Instant, ProcessExit)>>,
     sooner: Notify,
     pub(super) terms: AtomicU32,
     told_to_end: Mutex<Option<Instant>>,
@@ -323,7 +327,7 @@ pub(super) struct Actor {
     pub(super) reaped: AtomicBool,
     deaf: AtomicBool,
     anon: AtomicU64,
-    report: Mutex<Option<Report>>,
+    report: Mutex<Option<CudaReport>>,
     /// Reaction to a reclaim request; `None`: no part can be asked.
     gives: Mutex<Option<Gives>>,
     /// Number of reclaim requests.
@@ -386,7 +390,7 @@ impl Actor {
     }
 
     /// Ends the process after this time, unless it ends sooner.
-    pub(super) fn dies_after(&self, after: Duration, exit: Exit) {
+    pub(super) fn dies_after(&self, after: Duration, exit: ProcessExit) {
         let at = Instant::now() + after;
         let mut death = lock(&self.death);
         if death.is_none_or(|(known, _)| at < known) {
@@ -397,7 +401,7 @@ impl Actor {
     }
 
     pub(super) fn crash(&self) {
-        self.dies_after(Duration::ZERO, Exit::Signal(11));
+        self.dies_after(Duration::ZERO, ProcessExit::Signal(11));
     }
 
     /// Sets whether it ignores probes.
@@ -442,13 +446,13 @@ impl Actor {
     }
 
     /// Sets its reported slots; `None`: its loop hangs.
-    pub(super) fn set_work(&self, slots: Option<Slots>) {
+    pub(super) fn set_work(&self, slots: Option<SlotActivity>) {
         self.tells_slots.store(true, Ordering::Relaxed);
         *lock(&self.work) = slots;
     }
 
     /// Sets its state in the kernel.
-    pub(super) fn set_standing(&self, standing: Standing) {
+    pub(super) fn set_standing(&self, standing: ProcessRunState) {
         *lock(&self.standing) = standing;
     }
 
@@ -459,7 +463,7 @@ impl Actor {
 
     /// Writes a line of output.
     pub(super) fn say(&self, line: &str) {
-        (self.sink)(Stream::Stderr, line.to_owned());
+        (self.sink)(OutputStream::Stderr, line.to_owned());
     }
 
     /// Sets its reaction to reclaim requests.
@@ -473,7 +477,7 @@ impl Actor {
     }
 
     /// Sets its memory report.
-    pub(super) fn set_report(&self, report: Option<Report>) {
+    pub(super) fn set_report(&self, report: Option<CudaReport>) {
         *lock(&self.report) = report;
     }
 
@@ -494,7 +498,7 @@ impl std::fmt::Debug for Actor {
     }
 }
 
-impl Process for Actor {
+impl BackendProcess for Actor {
     fn pid(&self) -> u32 {
         self.pid
     }
@@ -503,17 +507,17 @@ impl Process for Actor {
         self.terms.fetch_add(1, Ordering::SeqCst);
         lock(&self.told_to_end).get_or_insert_with(Instant::now);
         if let Some(after) = self.role.term_takes {
-            self.dies_after(after, Exit::Code(0));
+            self.dies_after(after, ProcessExit::Code(0));
         }
     }
 
     fn kill(&self) {
         self.kills.fetch_add(1, Ordering::SeqCst);
         lock(&self.told_to_end).get_or_insert_with(Instant::now);
-        self.dies_after(Duration::ZERO, Exit::Signal(9));
+        self.dies_after(Duration::ZERO, ProcessExit::Signal(9));
     }
 
-    fn wait(&self) -> BoxFuture<'_, Exit> {
+    fn wait(&self) -> BoxFuture<'_, ProcessExit> {
         Box::pin(async {
             loop {
                 let death = *lock(&self.death);
@@ -538,46 +542,56 @@ impl Process for Actor {
         !self.is_dead()
     }
 
-    fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
+    fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult> {
         Box::pin(async move {
             if self.deaf.load(Ordering::SeqCst) {
                 tokio::time::sleep(timeout).await;
-                return Health::Lost;
+                return ProbeResult::Lost;
             }
             if self.is_dead() {
-                return Health::Lost;
+                return ProbeResult::Lost;
             }
-            if self.born.elapsed() >= self.role.ready_after { Health::Ready } else { Health::Loading }
+            if self.born.elapsed() >= self.role.ready_after {
+                ProbeResult::Ready
+            } else {
+                ProbeResult::Loading
+            }
         })
     }
 
-    fn props(&self, _timeout: Duration) -> BoxFuture<'_, Props> {
+    fn props(&self, _timeout: Duration) -> BoxFuture<'_, ServerProps> {
         Box::pin(async {
             let tells_slots = self.tells_slots.load(Ordering::Relaxed);
-            Props { slots: self.role.slots, n_ctx: Some(4096), modalities: None, build: None, tells_slots }
+            ServerProps {
+                slots: self.role.slots,
+                n_ctx: Some(4096),
+                modalities: None,
+                build: None,
+                tells_slots,
+            }
         })
     }
 
-    fn set(&self, setting: Setting, _timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
+    fn set(&self, setting: ClientSetting, _timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move {
             lock(&self.set).push(setting.path);
             if self.role.refuses { Err("it answered 400".to_owned()) } else { Ok(()) }
         })
     }
 
-    fn ask(&self, question: Question, _timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
+    fn ask(&self, question: BackendRequest, _timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
         drop(question);
         Box::pin(async { None })
     }
 
-    fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {
-        Box::pin(async { OutOfMemory::Unknown })
+    fn out_of_memory(&self) -> BoxFuture<'_, OomEvidence> {
+        Box::pin(async { OomEvidence::Unknown })
     }
 
-    fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
+    fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample> {
         Box::pin(async move {
             if self.is_dead() {
-                return Sample::default();
+                return ProcessSample::default();
             }
             let anon = self.anon.load(Ordering::SeqCst);
             if ask.confirm {
@@ -587,14 +601,14 @@ impl Process for Actor {
             let devices = self.world.devices();
             let uses = self.role.vram.is_some() && !devices.readings.is_empty() && unknown.is_none();
             let bytes = self.vram.load(Ordering::SeqCst);
-            let vram = Vram { gpu: GpuIndex(0), bytes, source: VramSource::Process };
+            let vram = VramReading { gpu: GpuIndex(0), bytes, source: VramSource::Process };
             let available = self.world.available.load(Ordering::SeqCst);
             let decodes = *lock(&self.decodes);
             if ask.metrics {
                 self.metrics_asked.fetch_add(1, Ordering::SeqCst);
             }
             self.readings.fetch_add(1, Ordering::SeqCst);
-            let sample = Sample {
+            let sample = ProcessSample {
                 host: Some(HostMemory { anon, swap: 0, rss: anon }),
                 confirmed: ask.confirm.then(|| lock(&self.exact).unwrap_or(anon)),
                 vram: if uses { vec![vram] } else { Vec::new() },
@@ -610,7 +624,7 @@ impl Process for Actor {
                     .map(|decodes| BackendMetrics { decodes: Some(decodes), ..BackendMetrics::default() }),
                 slots: lock(&self.work).filter(|_| ask.slots),
                 standing: Some(*lock(&self.standing)),
-                parts: lock(&self.gives).map(|_| Parts { heap: true, cuda: true }),
+                parts: lock(&self.gives).map(|_| ReclaimParts { heap: true, cuda: true }),
             };
             let takes = *lock(&self.reading_takes);
             if !takes.is_zero() {
@@ -625,13 +639,13 @@ impl Process for Actor {
         Box::pin(async move { Some(ProcessActivity { said: moved, ..ProcessActivity::default() }) })
     }
 
-    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed> {
+    fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult> {
         Box::pin(async move {
             self.asked_back.fetch_add(1, Ordering::SeqCst);
-            let Some(gives) = *lock(&self.gives) else { return Reclaimed::NOBODY };
+            let Some(gives) = *lock(&self.gives) else { return ReclaimResult::NONE_ASKED };
             if gives.outcome == ReclaimOutcome::NoAnswer {
                 tokio::time::sleep(wait).await;
-                return Reclaimed { outcome: gives.outcome, ..Reclaimed::NOBODY };
+                return ReclaimResult { outcome: gives.outcome, ..ReclaimResult::NONE_ASKED };
             }
             tokio::time::sleep(gives.takes).await;
             let heap = self.anon().saturating_sub(gives.anon);
@@ -639,12 +653,12 @@ impl Process for Actor {
             if let Some(vram) = gives.vram {
                 self.vram.store(vram, Ordering::SeqCst);
             }
-            Reclaimed {
+            ReclaimResult {
                 outcome: gives.outcome,
                 heap: Some(gives.outcome),
-                given: Given { heap, ..Given::default() },
+                given: ReclaimedBytes { heap, ..ReclaimedBytes::default() },
                 ms: 7,
-                ..Reclaimed::NOBODY
+                ..ReclaimResult::NONE_ASKED
             }
         })
     }

@@ -5,10 +5,10 @@ use warden_policies::start_search::StartSwitch;
 use super::script::Role;
 use super::*;
 use crate::spec::FallbackSpec;
-use crate::{Exit, FailureKind};
+use crate::{FailureKind, ProcessExit};
 
 fn dies() -> Role {
-    Role::failing(Exit::Signal(libc::SIGSEGV), "loading")
+    Role::failing(ProcessExit::Signal(libc::SIGSEGV), "loading")
 }
 
 fn switch(flag: &str) -> StartSwitch {
@@ -55,7 +55,7 @@ async fn the_switch_that_starts_a_dying_server_is_named_and_not_used_and_starts_
     let failure = rig.fleet.view().models[0].last_failure.clone().unwrap();
     assert_eq!(failure.kind, FailureKind::Signal);
     assert!(failure.message.ends_with("with `--two` it starts: write `--two`"), "{}", failure.message);
-    let Err(Denied::Failed(told, _)) = rig.lease().await else { panic!("it waits for a change") };
+    let Err(LeaseDenied::Failed(told, _)) = rig.lease().await else { panic!("it waits for a change") };
     assert!(told.message.contains("--two"), "{}", told.message);
     // Later attempts fail in the same way, and no search is repeated.
     pass(secs(601)).await;
@@ -112,11 +112,11 @@ async fn what_the_fallback_allows_is_used_by_itself() {
 #[tokio::test(start_paused = true)]
 async fn a_start_that_fails_for_a_reason_with_a_name_is_not_searched() {
     for (exit, says) in [
-        (Exit::Code(1), "error: invalid argument: --bogus"),
-        (Exit::Code(1), "failed to open GGUF file"),
-        (Exit::Signal(libc::SIGABRT), "CUDA error: out of memory"),
-        (Exit::Code(7), "nothing of note"),
-        (Exit::Signal(libc::SIGKILL), "loading"),
+        (ProcessExit::Code(1), "error: invalid argument: --bogus"),
+        (ProcessExit::Code(1), "failed to open GGUF file"),
+        (ProcessExit::Signal(libc::SIGABRT), "CUDA error: out of memory"),
+        (ProcessExit::Code(7), "nothing of note"),
+        (ProcessExit::Signal(libc::SIGKILL), "loading"),
     ] {
         let rig = Rig::new(|config, script| {
             searching(config);

@@ -8,12 +8,12 @@ use proptest::prelude::*;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::recycle::GrowthMode;
-use warden_sensors::gpu::Fault;
+use warden_sensors::gpu::GpuFault;
 
 use super::script::{Actor, Role};
 use super::*;
-use crate::Outcome;
-use crate::process::group::Exit;
+use crate::ExchangeOutcome;
+use crate::process::group::ProcessExit;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -90,12 +90,12 @@ fn op() -> impl Strategy<Value = Op> {
 fn role(fate: Fate) -> Role {
     let good = Role { vram: Some(1 << 30), ..Role::default() };
     match fate {
-        Fate::Fails => Role::failing(Exit::Code(1), "something odd"),
+        Fate::Fails => Role::failing(ProcessExit::Code(1), "something odd"),
         Fate::CannotSpawn => Role { cannot_spawn: true, ..good },
         Fate::SpawnsSlowly => Role { spawn_takes: secs(3), ..good },
         Fate::NeverReady => Role { ready_after: secs(99_999), ..good },
         Fate::IgnoresTerm => Role { term_takes: None, ..good },
-        Fate::DiesSoon => Role { dies: Some((Duration::from_millis(700), Exit::Signal(11))), ..good },
+        Fate::DiesSoon => Role { dies: Some((Duration::from_millis(700), ProcessExit::Signal(11))), ..good },
     }
 }
 
@@ -173,7 +173,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
                 rig.apply(|config| config.models = models).await;
             }
             Op::Way(overlap) => {
-                let way = if overlap { Replace::Overlap } else { Replace::Sequential };
+                let way = if overlap { ReplaceMode::Overlap } else { ReplaceMode::Sequential };
                 rig.apply(|config| model(config).run.replace = way).await;
             }
             Op::Crash(n) => drop(child(n).inspect(|child| child.crash())),
@@ -183,10 +183,14 @@ async fn storm(ops: Vec<Op>, calm: bool) {
             ),
             Op::Gpu(n, gib) => drop(child(n).inspect(|child| child.set_vram((gib << 30) - (100 << 20)))),
             Op::Blind => rig.script.hide_vram("nobody tells"),
-            Op::Xid(xid) => rig.script.fault(Fault::Xid(Some(xid))),
+            Op::Xid(xid) => rig.script.fault(GpuFault::Xid(Some(xid))),
             Op::Errors(count) => {
                 drop(tasks.spawn(async move {
-                    let failed = Outcome { status: Some(500), compute_error: true, ..Outcome::default() };
+                    let failed = ExchangeOutcome {
+                        status: Some(500),
+                        compute_error: true,
+                        ..ExchangeOutcome::default()
+                    };
                     for _ in 0..count {
                         let Ok(lease) = fleet.lease(&ModelName::new("m"), LeaseKind::Slot).await else {
                             return;

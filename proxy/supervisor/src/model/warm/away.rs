@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::warmth::NoFile;
+use warden_policies::warmth::NoFileReason;
 
 use super::unpack::{SharedWarmState, WarmState};
 use crate::clock;
@@ -20,17 +20,17 @@ use crate::sync::lock;
 
 /// State left by the replicas of an unloaded model.
 #[derive(Debug, Default)]
-pub(in crate::model) struct UnloadedState(Vec<Left>);
+pub(in crate::model) struct UnloadedState(Vec<KeptState>);
 
 /// State left by one replica.
 #[derive(Debug)]
-pub(in crate::model) struct Left {
+pub(in crate::model) struct KeptState {
     replica: u32,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
     pub(in crate::model) luggage: SharedWarmState,
     /// Why there are no slot files.
-    pub(in crate::model) no_file: Option<NoFile>,
+    pub(in crate::model) no_file: Option<NoFileReason>,
     until: Instant,
 }
 
@@ -39,13 +39,13 @@ impl UnloadedState {
     pub(super) fn leave(
         &mut self,
         replica: u32,
-        left: (GenerationId, WarmState, Option<NoFile>),
+        left: (GenerationId, WarmState, Option<NoFileReason>),
         time: Duration,
     ) {
         let (from, bag, no_file) = left;
         self.0.retain(|left| left.replica != replica);
         let until = clock::after(Instant::now(), time);
-        self.0.push(Left { replica, from, luggage: Arc::new(Mutex::new(Some(bag))), no_file, until });
+        self.0.push(KeptState { replica, from, luggage: Arc::new(Mutex::new(Some(bag))), no_file, until });
     }
 
     /// Adds the saved slots. Returns false if the generation left nothing.
@@ -55,7 +55,7 @@ impl UnloadedState {
     }
 
     /// State for the next process of a replica.
-    pub(super) fn of(&self, replica: u32) -> Option<&Left> {
+    pub(super) fn of(&self, replica: u32) -> Option<&KeptState> {
         self.0.iter().find(|left| left.replica == replica)
     }
 
@@ -102,4 +102,4 @@ pub(super) const MEMORY_SHARE_DIVISOR: u64 = 4;
 
 /// Time limit for saving the slots of a process that ends without a successor, because another model may
 /// wait for its room.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const SLOT_SAVE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -8,21 +8,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::warmth::{Cold, Pieces, Warmth};
+use warden_policies::warmth::{ColdReason, PromptPieces, WarmthReport};
 
 use crate::clock;
 use crate::lease::queue::LeaseQueue;
-use crate::lease::turns::Kept;
-use crate::process::slot_talk::{self, Touched};
-use crate::process::{Process, touch};
+use crate::lease::turns::KeptConversation;
+use crate::process::slot_talk::{self, TouchResult};
+use crate::process::{BackendProcess, touch};
 
 /// Interval for checking that nothing runs.
 const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Inputs for warming after the gate has opened.
 #[derive(Debug)]
-pub(in crate::model) struct Behind {
-    pub(in crate::model) process: Arc<dyn Process>,
+pub(in crate::model) struct GateWarmer {
+    pub(in crate::model) process: Arc<dyn BackendProcess>,
     pub(in crate::model) leases: Arc<LeaseQueue>,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
@@ -31,7 +31,7 @@ pub(in crate::model) struct Behind {
     /// Slots with restored contents.
     pub(in crate::model) used: Vec<u32>,
     /// Restored conversations whose reuse is not proven yet.
-    pub(in crate::model) restored: Vec<Arc<Kept>>,
+    pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
     /// Slots with an unfinished prompt; free until a request uses them.
     pub(in crate::model) begun: Vec<u32>,
     pub(in crate::model) timeout: Duration,
@@ -40,18 +40,18 @@ pub(in crate::model) struct Behind {
 /// Result for one conversation.
 enum WarmResult {
     Evaluated,
-    Cold(Cold),
+    Cold(ColdReason),
     /// A request of the conversation came by itself, or the process is gone.
     Gone,
 }
 
-impl Behind {
+impl GateWarmer {
     /// Evaluates conversations until none is left or the time is over.
-    pub(in crate::model) async fn run(mut self) -> Warmth {
+    pub(in crate::model) async fn run(mut self) -> WarmthReport {
         let begun = Instant::now();
         let until = clock::after(begun, warden_policies::defaults().warmth.behind_gate);
-        let mut warmth = Warmth::default();
-        let mut tried: Vec<Arc<Kept>> = Vec::new();
+        let mut warmth = WarmthReport::default();
+        let mut tried: Vec<Arc<KeptConversation>> = Vec::new();
         // The task may run before the gate has opened, which must not look like a closed gate.
         while !self.leases.is_open(self.to) && self.process.is_running() && Instant::now() < until {
             tokio::time::sleep(QUIET_POLL_INTERVAL).await;
@@ -70,7 +70,7 @@ impl Behind {
             };
             let done = match tokio::time::timeout_at(until, self.one(&kept)).await {
                 Ok(done) => done,
-                Err(_) => WarmResult::Cold(Cold::Time),
+                Err(_) => WarmResult::Cold(ColdReason::Time),
             };
             match done {
                 WarmResult::Evaluated => {
@@ -88,7 +88,7 @@ impl Behind {
     }
 
     /// Latest conversation of the old process that this one lacks and can evaluate.
-    fn next(&self, tried: &[Arc<Kept>]) -> Option<Arc<Kept>> {
+    fn next(&self, tried: &[Arc<KeptConversation>]) -> Option<Arc<KeptConversation>> {
         let all = self.leases.turns.of(self.from);
         all.into_iter()
             .filter(|kept| kept.turn.body.is_some())
@@ -96,18 +96,18 @@ impl Behind {
     }
 
     /// True if the conversation has not come back by itself.
-    fn waits(&self, kept: &Arc<Kept>) -> bool {
+    fn waits(&self, kept: &Arc<KeptConversation>) -> bool {
         self.leases.turns.of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
     }
 
-    async fn one(&mut self, kept: &Arc<Kept>) -> WarmResult {
+    async fn one(&mut self, kept: &Arc<KeptConversation>) -> WarmResult {
         if !self.quiet(kept).await {
             return WarmResult::Gone;
         }
-        let Some(tokens) = self.tokens(kept).await else { return WarmResult::Cold(Cold::Refused) };
-        let Some(slot) = self.empty_slot().await else { return WarmResult::Cold(Cold::Slots) };
+        let Some(tokens) = self.tokens(kept).await else { return WarmResult::Cold(ColdReason::Refused) };
+        let Some(slot) = self.empty_slot().await else { return WarmResult::Cold(ColdReason::Slots) };
         self.used.push(slot);
-        let mut pieces = Pieces::new(warden_policies::defaults().warmth.piece);
+        let mut pieces = PromptPieces::new(warden_policies::defaults().warmth.piece);
         let mut done = 0;
         let mut requests = self.requests();
         while done < tokens.len() {
@@ -118,7 +118,7 @@ impl Behind {
                 requests = self.requests();
                 if !self.has(slot, done).await {
                     // A request uses the slot now.
-                    return WarmResult::Cold(Cold::Slots);
+                    return WarmResult::Cold(ColdReason::Slots);
                 }
             }
             let size = usize::try_from(pieces.size()).unwrap_or(usize::MAX);
@@ -129,9 +129,9 @@ impl Behind {
             let begun = Instant::now();
             let body = body.to_string().into_bytes();
             match slot_talk::touch(self.process.as_ref(), "/completion", body, self.timeout).await {
-                Touched::Counted(_, evaluated) => pieces.took(evaluated.max(1), begun.elapsed()),
-                Touched::Refused => return WarmResult::Cold(Cold::Refused),
-                Touched::Silent => return WarmResult::Gone,
+                TouchResult::Counted(_, evaluated) => pieces.took(evaluated.max(1), begun.elapsed()),
+                TouchResult::Refused => return WarmResult::Cold(ColdReason::Refused),
+                TouchResult::Silent => return WarmResult::Gone,
             }
             done = end;
         }
@@ -139,7 +139,7 @@ impl Behind {
     }
 
     /// Waits until nothing has run for a while. Returns false if the conversation needs no warming any more.
-    async fn quiet(&self, kept: &Arc<Kept>) -> bool {
+    async fn quiet(&self, kept: &Arc<KeptConversation>) -> bool {
         let least = warden_policies::defaults().warmth.quiet_for;
         loop {
             if !self.process.is_running() || !self.leases.is_open(self.to) || !self.waits(kept) {
@@ -154,7 +154,7 @@ impl Behind {
     }
 
     /// Tokens of the prompt with its answer, from the process's tokenizer.
-    async fn tokens(&self, kept: &Kept) -> Option<Vec<Value>> {
+    async fn tokens(&self, kept: &KeptConversation) -> Option<Vec<Value>> {
         let request = kept.turn.body.as_ref()?;
         let mut said = &kept.turn.said;
         let prompt = loop {
@@ -168,10 +168,10 @@ impl Behind {
             {
                 break answer["prompt"].take();
             }
-            if *said == touch::Said::Nothing {
+            if *said == touch::AnswerText::Nothing {
                 return None;
             }
-            said = &touch::Said::Nothing;
+            said = &touch::AnswerText::Nothing;
         };
         match prompt {
             Value::Array(tokens) if tokens.iter().all(Value::is_u64) => Some(tokens),
@@ -205,7 +205,7 @@ impl Behind {
     async fn empty_slot(&self) -> Option<u32> {
         let told = slot_talk::slots(self.process.as_ref(), self.timeout).await?;
         let nobody_came = self.requests() == 0;
-        let is_free = |slot: &slot_talk::Told| {
+        let is_free = |slot: &slot_talk::ReportedSlot| {
             slot.is_empty || (nobody_came && !slot.facts.busy && self.begun.contains(&slot.facts.id))
         };
         let empty = told.iter().find(|slot| is_free(slot) && !self.used.contains(&slot.facts.id));

@@ -24,29 +24,29 @@ pub(super) mod unpack;
 use std::sync::{Arc, Mutex};
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{AfterStop, Phase, Timer};
+use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleTimer};
 use warden_policies::modes::WarmMode;
-use warden_policies::warmth::{NoFile, Warmth};
+use warden_policies::warmth::{NoFileReason, WarmthReport};
 use warden_policies::{GenerationId, Reason};
 
 pub(super) use self::away::UnloadedState;
-use self::behind::Behind;
-use self::pack::{Parcel, SlotPacking};
+use self::behind::GateWarmer;
+use self::pack::{SavedSlots, SlotPacking};
 use self::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
 use super::recipe::recipe;
 use super::replacement::Replacement;
-use super::unit::{Generation, Role, UnitId};
-use super::{Model, Report};
+use super::unit::{LiveGeneration, UnitId, UnitRole};
+use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::process::hints;
 use crate::process::slot_files::{self, SlotFiles};
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
 /// Progress of saving the slots of a process that ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Packed {
+pub(super) enum PackProgress {
     #[default]
     NotYet,
     UnderWay,
@@ -67,7 +67,7 @@ fn is_planned(reason: Reason) -> bool {
     )
 }
 
-impl Generation {
+impl LiveGeneration {
     /// True if no symptom suggests that its contents may be wrong.
     fn is_well(&self) -> bool {
         let symptoms = self.health.symptoms();
@@ -75,7 +75,7 @@ impl Generation {
     }
 }
 
-impl Model {
+impl ModelTask {
     /// Starts or stops keeping conversations, by the configuration.
     pub(super) fn enable_conversations(&self) {
         let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
@@ -100,26 +100,28 @@ impl Model {
     }
 
     /// Why processes with this command save no slots, if known before the start.
-    fn no_file(&self, command: &Command) -> Option<NoFile> {
+    fn no_file(&self, command: &ServerCommand) -> Option<NoFileReason> {
         let can = self.spec.facts.slot_files == Some(true) && !self.experience.refuses_slot_files;
         match () {
-            () if self.spec.run.warm == WarmMode::Off || self.spec.run.warm_bytes.0 == 0 => Some(NoFile::Off),
-            () if !can && !slot_files::is_given(command) => Some(NoFile::Build),
+            () if self.spec.run.warm == WarmMode::Off || self.spec.run.warm_bytes.0 == 0 => {
+                Some(NoFileReason::Off)
+            }
+            () if !can && !slot_files::is_given(command) => Some(NoFileReason::Build),
             () => hints::no_slot_files(command),
         }
     }
 
     /// Why a running process saves no slots for its successor.
-    fn process_no_file(&self, live: &Generation) -> Option<NoFile> {
-        let Some(kin) = live.cell.kin.get() else { return Some(NoFile::Other) };
+    fn process_no_file(&self, live: &LiveGeneration) -> Option<NoFileReason> {
+        let Some(kin) = live.cell.kin.get() else { return Some(NoFileReason::Other) };
         if recipe(&self.spec).command() != live.made_of.command() {
             // The next process has another command.
-            return Some(NoFile::Other);
+            return Some(NoFileReason::Other);
         }
         self.no_file(live.made_of.command())
-            .or_else(|| live.slot_files.is_none().then_some(NoFile::Build))
-            .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFile::Adapters))
-            .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFile::NotReused))
+            .or_else(|| live.slot_files.is_none().then_some(NoFileReason::Build))
+            .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFileReason::Adapters))
+            .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFileReason::NotReused))
     }
 
     /// True if processes with this `made_of` hash are known not to use restored slots.
@@ -128,13 +130,13 @@ impl Model {
     }
 
     /// Inputs for saving the slots of a process, or why they are not saved.
-    fn packing(&self, live: &Generation, alone: bool) -> Result<SlotPacking, NoFile> {
+    fn packing(&self, live: &LiveGeneration, alone: bool) -> Result<SlotPacking, NoFileReason> {
         if let Some(why) = self.process_no_file(live) {
             return Err(why);
         }
         let (Some(process), Some(files), Some(kin)) = (&live.process, &live.slot_files, live.cell.kin.get())
         else {
-            return Err(NoFile::Other);
+            return Err(NoFileReason::Other);
         };
         Ok(SlotPacking {
             process: Arc::clone(process),
@@ -163,14 +165,14 @@ impl Model {
             && live.is_well()
             && !self.spec.run.warm_away.is_zero();
         let follows = unit.machine.then() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
-        let planned = unit.role == Role::Current && (follows || goes);
+        let planned = unit.role == UnitRole::Current && (follows || goes);
         if !planned || live.hurried || live.crashed.is_some() || self.end.is_some() {
             return true;
         }
         match live.packed {
-            Packed::Done => return true,
-            Packed::UnderWay => return false,
-            Packed::NotYet => {}
+            PackProgress::Done => return true,
+            PackProgress::UnderWay => return false,
+            PackProgress::NotYet => {}
         }
         let (generation, replica) = (live.id, unit.replica);
         if let Some(from) = live.came_from.filter(|_| goes) {
@@ -187,7 +189,7 @@ impl Model {
             self.away.leave(replica, (generation, bag, no_file), self.spec.run.warm_away);
             if let Ok(packing) = &mut packing {
                 packing.available = packing.available.map(|bytes| bytes / away::MEMORY_SHARE_DIVISOR);
-                packing.until = packing.until.min(clock::after(Instant::now(), away::PATIENCE));
+                packing.until = packing.until.min(clock::after(Instant::now(), away::SLOT_SAVE_TIMEOUT));
             }
         } else {
             self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
@@ -197,30 +199,30 @@ impl Model {
         let packing = match packing {
             Ok(packing) => packing,
             Err(why) => {
-                live.packed = Packed::Done;
+                live.packed = PackProgress::Done;
                 self.replacements.set_no_file(generation, why);
                 return true;
             }
         };
-        live.packed = Packed::UnderWay;
+        live.packed = PackProgress::UnderWay;
         // The drain is over, so its timer now limits the saving of slots.
         let until = clock::after(packing.until, self.spec.lifecycle.probe_timeout);
         if let Some(unit) = self.unit_mut(id)
-            && let Some((Timer::Drain, at)) = &mut unit.timer
+            && let Some((LifecycleTimer::Drain, at)) = &mut unit.timer
         {
             *at = (*at).max(until);
         }
-        self.help(generation, async move { Report::Packed(Box::new(packing.run().await)) });
+        self.help(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
         false
     }
 
     /// Handles the saved slots of a drained process.
-    pub(super) fn packed(&mut self, id: UnitId, generation: GenerationId, parcel: Parcel) {
+    pub(super) fn packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
         let Some(unit) = self.unit_mut(id) else { return };
-        let drains = unit.phase() == Phase::Draining;
+        let drains = unit.phase() == BackendPhase::Draining;
         let Some(live) = &mut unit.live else { return };
         // A process that serves again is packed again at its next drain.
-        live.packed = if drains { Packed::Done } else { Packed::NotYet };
+        live.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
         if drains {
             let bag = WarmState::Parcel(Some(Box::new(parcel)));
             if self.replacements.of(generation).is_some() {
@@ -253,7 +255,7 @@ impl Model {
             replacement.reason(),
             Reason::HostHard | Reason::VramHard | Reason::SharedHost | Reason::SharedVram
         );
-        if role == Role::Successor && replacement.luggage.is_none() {
+        if role == UnitRole::Successor && replacement.luggage.is_none() {
             let old = self.current(replica)?.live.as_ref().filter(|old| old.id == from)?;
             let packing = self.packing(old, false);
             no_file = packing.as_ref().err().copied();
@@ -281,7 +283,7 @@ impl Model {
         &self,
         id: UnitId,
         from: GenerationId,
-        (luggage, no_file): (&SharedWarmState, Option<NoFile>),
+        (luggage, no_file): (&SharedWarmState, Option<NoFileReason>),
         urgent: bool,
     ) -> Option<ProcessWarming> {
         let unit = self.unit(id)?;
@@ -296,14 +298,14 @@ impl Model {
             shows_within: self.spec.lifecycle.slot_shows_within,
             urgent,
             // Warming is part of the start, and so of its time limit.
-            start: unit.timer.filter(|(timer, _)| *timer == Timer::Start).map(|(_, at)| at),
+            start: unit.timer.filter(|(timer, _)| *timer == LifecycleTimer::Start).map(|(_, at)| at),
         })
     }
 
     /// Drops the state kept for a replica whose process is ready.
     pub(super) fn arrived(&mut self, id: UnitId) {
         if let Some(replica) =
-            self.unit(id).filter(|unit| unit.role == Role::Current).map(|unit| unit.replica)
+            self.unit(id).filter(|unit| unit.role == UnitRole::Current).map(|unit| unit.replica)
         {
             self.away.arrived(replica);
         }
@@ -354,7 +356,7 @@ impl Model {
         for kept in warm {
             self.leases.turns.moved(&kept, to);
         }
-        if warmth.no_file == Some(NoFile::NotReused)
+        if warmth.no_file == Some(NoFileReason::NotReused)
             && let Some(kin) = kin
         {
             self.experience.reuses_no_slots = Some(kin.made_of);
@@ -372,12 +374,12 @@ impl Model {
         let Some(process) = process else { return };
         let leases = Arc::clone(&self.leases);
         let timeout = self.spec.lifecycle.probe_timeout;
-        let behind = Behind { process, leases, from, to, used, restored, begun, timeout };
-        self.help(to, async move { Report::Warmed(Box::new(behind.run().await)) });
+        let behind = GateWarmer { process, leases, from, to, used, restored, begun, timeout };
+        self.help(to, async move { HelperReport::Warmed(Box::new(behind.run().await)) });
     }
 
     /// Records the result of warming after the gate had opened.
-    pub(super) fn note_gate_warmed(&mut self, generation: GenerationId, warmth: Warmth) {
+    pub(super) fn note_gate_warmed(&mut self, generation: GenerationId, warmth: WarmthReport) {
         if warmth.conversations > 0 {
             if let Some(last) = &mut self.replacements.warm {
                 last.settle(&warmth);

@@ -7,23 +7,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::warmth::{self, NoFile, Proof, Room, SlotFacts};
+use warden_policies::warmth::{self, CacheProof, FileRoom, NoFileReason, SlotFacts};
 
-use crate::lease::turns::Kept;
-use crate::process::needs::Kin;
+use crate::lease::turns::KeptConversation;
+use crate::process::needs::AnswerIdentity;
 use crate::process::slot_files::SlotFiles;
-use crate::process::slot_talk::{self, Refused, Touched};
-use crate::process::{Process, touch};
+use crate::process::slot_talk::{self, SlotFailure, TouchResult};
+use crate::process::{BackendProcess, touch};
 
 /// Inputs for saving slots.
 #[derive(Debug)]
 pub(in crate::model) struct SlotPacking {
-    pub(in crate::model) process: Arc<dyn Process>,
+    pub(in crate::model) process: Arc<dyn BackendProcess>,
     pub(in crate::model) files: Arc<SlotFiles>,
     /// Identity of the process's answers.
-    pub(in crate::model) kin: Kin,
+    pub(in crate::model) kin: AnswerIdentity,
     /// Conversations, latest first.
-    pub(in crate::model) conversations: Vec<Arc<Kept>>,
+    pub(in crate::model) conversations: Vec<Arc<KeptConversation>>,
     pub(in crate::model) slots: u32,
     /// Maximum size of all files, in bytes, and available memory.
     pub(in crate::model) bytes: u64,
@@ -39,25 +39,25 @@ pub(in crate::model) struct SlotPacking {
 
 /// Saved slots. Dropping it removes the files.
 #[derive(Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct SavedSlots {
     pub(in crate::model) files: Arc<SlotFiles>,
-    pub(in crate::model) kin: Kin,
+    pub(in crate::model) kin: AnswerIdentity,
     /// Slots, latest conversation first.
-    pub(in crate::model) slots: Vec<Packed>,
-    pub(in crate::model) no_file: Option<NoFile>,
+    pub(in crate::model) slots: Vec<SavedSlot>,
+    pub(in crate::model) no_file: Option<NoFileReason>,
     pub(in crate::model) bytes: u64,
     pub(in crate::model) took: Duration,
 }
 
 /// A saved slot.
 #[derive(Debug)]
-pub(in crate::model) struct Packed {
+pub(in crate::model) struct SavedSlot {
     pub(in crate::model) name: String,
     /// Slot in which it is to be restored.
     pub(in crate::model) slot: u32,
     pub(in crate::model) tokens: u64,
     /// Conversation in the slot, if known.
-    pub(in crate::model) of: Option<Arc<Kept>>,
+    pub(in crate::model) of: Option<Arc<KeptConversation>>,
 }
 
 /// Result for one slot.
@@ -65,14 +65,14 @@ enum SaveResult {
     Packed,
     /// The slot holds too few tokens.
     Little,
-    Not(NoFile),
+    Not(NoFileReason),
 }
 
 impl SlotPacking {
-    pub(in crate::model) async fn run(self) -> Parcel {
+    pub(in crate::model) async fn run(self) -> SavedSlots {
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
-        let mut parcel = Parcel {
+        let mut parcel = SavedSlots {
             files: Arc::clone(&self.files),
             kin: self.kin,
             slots: Vec::new(),
@@ -80,7 +80,7 @@ impl SlotPacking {
             bytes: 0,
             took: Duration::ZERO,
         };
-        let mut room = Room::new(self.bytes, self.files.free(self.available), numbers.room);
+        let mut room = FileRoom::new(self.bytes, self.files.free(self.available), numbers.room);
         let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
         let told = slot_talk::slots(self.process.as_ref(), self.left()).await;
         let facts: Vec<SlotFacts> = match told {
@@ -114,7 +114,7 @@ impl SlotPacking {
                 SaveResult::Little => empty.push(id),
                 SaveResult::Not(why) => {
                     parcel.no_file = parcel.no_file.or(Some(why));
-                    if matches!(why, NoFile::Time | NoFile::Failed | NoFile::Dearer) {
+                    if matches!(why, NoFileReason::Time | NoFileReason::Failed | NoFileReason::Dearer) {
                         break;
                     }
                 }
@@ -123,13 +123,13 @@ impl SlotPacking {
         if self.alone && !empty.is_empty() && parcel.no_file.is_none() {
             self.recall_cached(&empty, &mut room, &mut parcel).await;
         }
-        let packed = |kept: &Arc<Kept>| {
+        let packed = |kept: &Arc<KeptConversation>| {
             parcel.slots.iter().any(|slot| slot.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
         };
         if parcel.no_file.is_none() && !empty.is_empty() && !self.conversations.iter().all(packed) {
-            parcel.no_file = Some(NoFile::Empty);
+            parcel.no_file = Some(NoFileReason::Empty);
         }
-        let place = |of: &Option<Arc<Kept>>| {
+        let place = |of: &Option<Arc<KeptConversation>>| {
             let of = of.as_ref()?;
             self.conversations.iter().position(|kept| Arc::ptr_eq(kept, of))
         };
@@ -153,20 +153,20 @@ impl SlotPacking {
         slot: u32,
         place: u32,
         tokens: Option<u64>,
-        of: Option<&Arc<Kept>>,
-        room: &mut Room,
-        parcel: &mut Parcel,
+        of: Option<&Arc<KeptConversation>>,
+        room: &mut FileRoom,
+        parcel: &mut SavedSlots,
     ) -> SaveResult {
         if self.left().is_zero() {
-            return SaveResult::Not(NoFile::Time);
+            return SaveResult::Not(NoFileReason::Time);
         }
         if !room.has(self.expected(tokens)) {
-            return SaveResult::Not(NoFile::Room);
+            return SaveResult::Not(NoFileReason::Room);
         }
         let name = self.files.name(parcel.slots.len());
         if let Err(error) = self.files.make(&name) {
             tracing::warn!(%error, "cannot make a file for a slot");
-            return SaveResult::Not(NoFile::Failed);
+            return SaveResult::Not(NoFileReason::Failed);
         }
         let begun = Instant::now();
         let saved = slot_talk::save(self.process.as_ref(), slot, &name, self.left()).await;
@@ -174,23 +174,25 @@ impl SlotPacking {
         let sealed = self.files.seal(&name);
         let outcome = match (saved, sealed) {
             // A slot that is busy by now is saved when it becomes free, and then the file is useless.
-            (Err(Refused::Silent), _) => SaveResult::Not(NoFile::Time),
-            (Err(Refused::Said), _) | (_, Err(_)) => SaveResult::Not(NoFile::Failed),
+            (Err(SlotFailure::Silent), _) => SaveResult::Not(NoFileReason::Time),
+            (Err(SlotFailure::Said), _) | (_, Err(_)) => SaveResult::Not(NoFileReason::Failed),
             (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => {
                 SaveResult::Little
             }
             // A full disk shows only here, because the server reports success.
-            (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => SaveResult::Not(NoFile::Room),
+            (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => {
+                SaveResult::Not(NoFileReason::Room)
+            }
             (Ok((tokens, bytes)), Ok(_)) => {
                 if !room.take(tokens, bytes) {
-                    SaveResult::Not(NoFile::Room)
+                    SaveResult::Not(NoFileReason::Room)
                 } else if warmth::pays(tokens, took.as_secs_f64() * 1000.0, self.pace) {
                     let of = of.cloned().or_else(|| self.whose(tokens, parcel));
                     parcel.bytes += bytes;
-                    parcel.slots.push(Packed { name: name.clone(), slot: place, tokens, of });
+                    parcel.slots.push(SavedSlot { name: name.clone(), slot: place, tokens, of });
                     return SaveResult::Packed;
                 } else {
-                    SaveResult::Not(NoFile::Dearer)
+                    SaveResult::Not(NoFileReason::Dearer)
                 }
             }
         };
@@ -199,7 +201,7 @@ impl SlotPacking {
     }
 
     /// Conversation held by a slot with this many tokens.
-    fn whose(&self, tokens: u64, parcel: &Parcel) -> Option<Arc<Kept>> {
+    fn whose(&self, tokens: u64, parcel: &SavedSlots) -> Option<Arc<KeptConversation>> {
         let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
         let of = parcel.slots.iter().filter_map(|slot| slot.of.as_ref());
         let taken: Vec<usize> =
@@ -210,9 +212,10 @@ impl SlotPacking {
 
     /// Brings conversations back from the prompt cache into empty slots and saves them. Stops at the first
     /// one that is not cached.
-    async fn recall_cached(&self, empty: &[u32], room: &mut Room, parcel: &mut Parcel) {
-        let packed: Vec<Arc<Kept>> = parcel.slots.iter().filter_map(|slot| slot.of.clone()).collect();
-        let is_packed = |kept: &&Arc<Kept>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
+    async fn recall_cached(&self, empty: &[u32], room: &mut FileRoom, parcel: &mut SavedSlots) {
+        let packed: Vec<Arc<KeptConversation>> =
+            parcel.slots.iter().filter_map(|slot| slot.of.clone()).collect();
+        let is_packed = |kept: &&Arc<KeptConversation>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
         let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
         for (kept, place) in missing.zip(empty) {
             // Name no slot: the server does not search the prompt cache for a named one.
@@ -224,8 +227,8 @@ impl SlotPacking {
             let patience =
                 warmth::patience(kept.turn.tokens, self.pace, false, self.shows_within).min(self.left());
             let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;
-            let Touched::Counted(cached, evaluated) = touched else { return };
-            if warmth::proof(cached, evaluated) != Proof::Reused {
+            let TouchResult::Counted(cached, evaluated) = touched else { return };
+            if warmth::proof(cached, evaluated) != CacheProof::Reused {
                 return;
             }
             let Some(slot) = self.holder(cached + evaluated).await else { return };

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::warmth::{self, Cold, NoFile, Proof, Warmth};
+use warden_policies::warmth::{self, CacheProof, ColdReason, NoFileReason, WarmthReport};
 
-use super::pack::{Packed, Parcel, SlotPacking};
+use super::pack::{SavedSlot, SavedSlots, SlotPacking};
 use crate::clock;
-use crate::lease::cell::Cell;
+use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
-use crate::lease::turns::Kept;
+use crate::lease::turns::KeptConversation;
 use crate::process::slot_files::SlotFiles;
-use crate::process::slot_talk::{self, Touched};
-use crate::process::{Process, touch};
+use crate::process::slot_talk::{self, TouchResult};
+use crate::process::{BackendProcess, touch};
 use crate::sync::lock;
 
 /// Warm state of a replacement. The first process that is ready takes it; if that process dies of it, later
@@ -26,7 +26,7 @@ pub(in crate::model) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
 #[derive(Debug)]
 pub(in crate::model) enum WarmState {
     /// Saved slots of a process that has ended, or none.
-    Parcel(Option<Box<Parcel>>),
+    Parcel(Option<Box<SavedSlots>>),
     /// Inputs for saving the slots of the old process, which still serves.
     Old(Option<Box<SlotPacking>>),
 }
@@ -39,10 +39,10 @@ pub(in crate::model) struct ProcessWarming {
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
     /// Cell of the new generation.
-    pub(in crate::model) cell: Arc<Cell>,
+    pub(in crate::model) cell: Arc<GenerationCell>,
     pub(in crate::model) files: Option<Arc<SlotFiles>>,
     /// Why there are no slot files, if known in advance.
-    pub(in crate::model) no_file: Option<NoFile>,
+    pub(in crate::model) no_file: Option<NoFileReason>,
     /// Minimum time to wait for evidence that a restored slot is used.
     pub(in crate::model) shows_within: Duration,
     /// Memory runs out meanwhile.
@@ -58,11 +58,11 @@ const START_RESERVE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct WarmingResult {
     pub(in crate::model) from: GenerationId,
-    pub(in crate::model) warmth: Warmth,
+    pub(in crate::model) warmth: WarmthReport,
     /// Conversations that the new process has.
-    pub(in crate::model) warm: Vec<Arc<Kept>>,
+    pub(in crate::model) warm: Vec<Arc<KeptConversation>>,
     /// Restored conversations whose use is not proven.
-    pub(in crate::model) restored: Vec<Arc<Kept>>,
+    pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
     /// Slots with contents.
     pub(in crate::model) used: Vec<u32>,
     /// Slots with an unfinished prompt.
@@ -74,7 +74,7 @@ impl ProcessWarming {
     /// Warms the process. `None` if there is nothing to do.
     pub(in crate::model) async fn run(
         self,
-        process: &dyn Process,
+        process: &dyn BackendProcess,
         slots: Option<u32>,
     ) -> Option<WarmingResult> {
         let bag = lock(&self.luggage).take()?;
@@ -104,7 +104,7 @@ impl ProcessWarming {
         }
         let mut done = WarmingResult {
             from: self.from,
-            warmth: Warmth { conversations: conversations.len() as u64, ..Warmth::default() },
+            warmth: WarmthReport { conversations: conversations.len() as u64, ..WarmthReport::default() },
             warm: Vec::new(),
             restored: Vec::new(),
             used: Vec::new(),
@@ -127,11 +127,12 @@ impl ProcessWarming {
                 continue;
             }
             let Some(request) = &kept.turn.body else {
-                done.warmth.count_cold(if kept.turn.has_media { Cold::Media } else { Cold::NotKept }, 1);
+                done.warmth
+                    .count_cold(if kept.turn.has_media { ColdReason::Media } else { ColdReason::NotKept }, 1);
                 continue;
             };
             let Some(slot) = free.pop() else {
-                done.warmth.count_cold(Cold::Slots, 1);
+                done.warmth.count_cold(ColdReason::Slots, 1);
                 continue;
             };
             if !beside {
@@ -144,13 +145,13 @@ impl ProcessWarming {
                 continue;
             }
             match evaluated(process, kept, request, Some(slot), left).await {
-                Touched::Counted(..) => {
+                TouchResult::Counted(..) => {
                     done.warmth.evaluated += 1;
                     done.warm.push(Arc::clone(kept));
                     done.used.push(slot);
                 }
-                Touched::Refused => done.warmth.count_cold(Cold::Refused, 1),
-                Touched::Silent => {
+                TouchResult::Refused => done.warmth.count_cold(ColdReason::Refused, 1),
+                TouchResult::Silent => {
                     done.warmth.later += 1;
                     done.begun.push(slot);
                 }
@@ -172,9 +173,9 @@ impl ProcessWarming {
     /// Restores slots from files, the latest conversation last, and checks that they are used.
     async fn restore(
         &self,
-        process: &dyn Process,
-        mut parcel: Parcel,
-        conversations: &[Arc<Kept>],
+        process: &dyn BackendProcess,
+        mut parcel: SavedSlots,
+        conversations: &[Arc<KeptConversation>],
         (until, beside): (Instant, bool),
         done: &mut WarmingResult,
     ) {
@@ -183,18 +184,18 @@ impl ProcessWarming {
             done.warmth.without(why);
         }
         let Some(files) = &self.files else {
-            done.warmth.without(NoFile::Build);
+            done.warmth.without(NoFileReason::Build);
             return;
         };
         if self.cell.kin.get() != Some(&parcel.kin) {
-            done.warmth.without(NoFile::Other);
+            done.warmth.without(NoFileReason::Other);
             return;
         }
         let mut restored = Vec::new();
         for packed in std::mem::take(&mut parcel.slots).into_iter().rev() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                done.warmth.without(NoFile::Time);
+                done.warmth.without(NoFileReason::Time);
                 break;
             }
             let tokens = match files.adopt(&parcel.files, &packed.name) {
@@ -210,7 +211,7 @@ impl ProcessWarming {
                 done.used.push(packed.slot);
                 restored.push(packed);
             } else {
-                done.warmth.without(NoFile::Failed);
+                done.warmth.without(NoFileReason::Failed);
             }
         }
         // After all restores: only sizes tell which slot holds which conversation.
@@ -236,9 +237,9 @@ impl ProcessWarming {
     /// Proves that a restored slot is used.
     async fn prove(
         &self,
-        process: &dyn Process,
-        packed: Packed,
-        conversations: &[Arc<Kept>],
+        process: &dyn BackendProcess,
+        packed: SavedSlot,
+        conversations: &[Arc<KeptConversation>],
         (left, beside): (Duration, bool),
         done: &mut WarmingResult,
     ) -> RestoreUse {
@@ -256,12 +257,14 @@ impl ProcessWarming {
         let touched = evaluated(process, &kept, &request, None, patience).await;
         let none_before = done.warmth.carried == 0;
         match touched {
-            Touched::Counted(cached, evaluated) if warmth::proof(cached, evaluated) == Proof::Reused => {
+            TouchResult::Counted(cached, evaluated)
+                if warmth::proof(cached, evaluated) == CacheProof::Reused =>
+            {
                 done.warmth.carried += 1;
                 done.warm.push(kept);
                 RestoreUse::Shown
             }
-            Touched::Counted(cached, evaluated) => {
+            TouchResult::Counted(cached, evaluated) => {
                 // The proof itself has evaluated the prompt.
                 done.warmth.evaluated += 1;
                 done.warm.push(kept);
@@ -273,11 +276,11 @@ impl ProcessWarming {
                 if none_before { RestoreUse::None } else { RestoreUse::Shown }
             }
             // No time for a proof; the contents may still be useful.
-            Touched::Silent => {
+            TouchResult::Silent => {
                 done.unproven(Some(kept));
                 RestoreUse::Unknown
             }
-            Touched::Refused => {
+            TouchResult::Refused => {
                 done.unproven(Some(kept));
                 RestoreUse::Shown
             }
@@ -296,14 +299,14 @@ enum RestoreUse {
     Unknown,
 }
 
-fn is_known(conversations: &[Arc<Kept>], kept: &Arc<Kept>) -> bool {
+fn is_known(conversations: &[Arc<KeptConversation>], kept: &Arc<KeptConversation>) -> bool {
     conversations.iter().any(|known| Arc::ptr_eq(known, kept))
 }
 
 impl WarmingResult {
     /// Records a restored slot without a proof. An unknown one counts as a conversation; one that has
     /// continued meanwhile is counted as that conversation.
-    fn unseen(&mut self, packed: Packed, conversations: &[Arc<Kept>]) {
+    fn unseen(&mut self, packed: SavedSlot, conversations: &[Arc<KeptConversation>]) {
         match packed.of {
             None => {
                 self.warmth.conversations += 1;
@@ -315,7 +318,7 @@ impl WarmingResult {
     }
 
     /// Records a restored conversation whose use is not proven.
-    fn unproven(&mut self, kept: Option<Arc<Kept>>) {
+    fn unproven(&mut self, kept: Option<Arc<KeptConversation>>) {
         self.warmth.unproven += 1;
         self.restored.extend(kept);
     }
@@ -324,10 +327,10 @@ impl WarmingResult {
     /// hold something anyway.
     fn note_unused(&mut self, is_way: bool, holds: &[u32]) {
         if is_way {
-            self.warmth.without(NoFile::NotReused);
+            self.warmth.without(NoFileReason::NotReused);
             self.used = holds.to_vec();
         } else {
-            self.warmth.without(NoFile::Failed);
+            self.warmth.without(NoFileReason::Failed);
             // The slots may hold a conversation that was evaluated just now.
             self.used.extend_from_slice(holds);
         }
@@ -336,21 +339,21 @@ impl WarmingResult {
 
 /// Evaluates a prompt with its answer, or without the answer if that is refused.
 async fn evaluated(
-    process: &dyn Process,
-    kept: &Kept,
+    process: &dyn BackendProcess,
+    kept: &KeptConversation,
     request: &[u8],
     slot: Option<u32>,
     left: Duration,
-) -> Touched {
+) -> TouchResult {
     let until = clock::after(Instant::now(), left);
     let mut said = &kept.turn.said;
     loop {
-        let Some(body) = touch::body(request, said, slot) else { return Touched::Refused };
+        let Some(body) = touch::body(request, said, slot) else { return TouchResult::Refused };
         let left = until.saturating_duration_since(Instant::now());
         let touched = slot_talk::touch(process, &kept.turn.path, body, left).await;
-        if touched != Touched::Refused || *said == touch::Said::Nothing {
+        if touched != TouchResult::Refused || *said == touch::AnswerText::Nothing {
             return touched;
         }
-        said = &touch::Said::Nothing;
+        said = &touch::AnswerText::Nothing;
     }
 }

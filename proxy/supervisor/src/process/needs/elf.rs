@@ -27,9 +27,9 @@ pub(crate) struct ElfFile {
 
 /// A file that is read in small pieces only.
 #[derive(Clone, Copy)]
-struct Pieces<'a>(&'a ReadCache<File>);
+struct ElfPieces<'a>(&'a ReadCache<File>);
 
-impl<'a> ReadRef<'a> for Pieces<'a> {
+impl<'a> ReadRef<'a> for ElfPieces<'a> {
     fn len(self) -> Result<u64, ()> {
         self.0.len()
     }
@@ -48,7 +48,7 @@ pub(crate) fn read(path: &Path) -> Option<ElfFile> {
     // Opening a pipe could block.
     fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let cache = ReadCache::new(File::open(path).ok()?);
-    let data = Pieces(&cache);
+    let data = ElfPieces(&cache);
     let header = FileHeader64::<Endianness>::parse(data).ok()?;
     let endian = header.endian().ok()?;
     let segments = header.program_headers(endian, data).ok()?;

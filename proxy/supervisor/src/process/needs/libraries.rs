@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::FailureKind;
 use crate::process::needs::elf;
-use crate::process::needs::missing::Missing;
-use crate::spec::Command;
+use crate::process::needs::missing::MissingNeed;
+use crate::spec::ServerCommand;
 
 /// Default directories of the loader.
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
@@ -23,14 +23,19 @@ const MAX_LIBRARIES: usize = 256;
 
 /// First library that the binary of a command, or one of its libraries, names and that does not exist.
 /// Existing ones are added to `used`.
-pub(crate) fn missing(command: &Command, used: &mut Vec<PathBuf>) -> Option<Missing> {
+pub(crate) fn missing(command: &ServerCommand, used: &mut Vec<PathBuf>) -> Option<MissingNeed> {
     let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
     let cache = fs::metadata(LD_CACHE).ok().filter(|data| data.len() <= MAX_CACHE_BYTES);
     let cache = cache.and_then(|_| fs::read(LD_CACHE).ok());
     look(binary, &listed(command), cache.as_deref(), used)
 }
 
-fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>, used: &mut Vec<PathBuf>) -> Option<Missing> {
+fn look(
+    binary: &Path,
+    listed: &[PathBuf],
+    cache: Option<&[u8]>,
+    used: &mut Vec<PathBuf>,
+) -> Option<MissingNeed> {
     let program = elf::read(binary)?;
     let interpreter = program.interpreter.as_ref()?;
     if !interpreter.exists() {
@@ -39,7 +44,7 @@ fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>, used: &mut Vec<
             binary.display(),
             interpreter.display()
         );
-        return Some(Missing { kind: FailureKind::NotExecutable, message });
+        return Some(MissingNeed { kind: FailureKind::NotExecutable, message });
     }
     let loader = interpreter.file_name()?.to_str()?;
     // The search paths of another C library, or of a system without a cache, are unknown.
@@ -61,7 +66,7 @@ fn look(binary: &Path, listed: &[PathBuf], cache: Option<&[u8]>, used: &mut Vec<
                      it or put it back, or name its directory in `env.LD_LIBRARY_PATH`",
                     path.display()
                 );
-                return Some(Missing { kind: FailureKind::MissingLibrary, message });
+                return Some(MissingNeed { kind: FailureKind::MissingLibrary, message });
             };
             used.push(found.clone());
             // Unreadable files are skipped.
@@ -88,7 +93,7 @@ fn find(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
 }
 
 /// Directories in the `LD_LIBRARY_PATH` of the process.
-fn listed(command: &Command) -> Vec<PathBuf> {
+fn listed(command: &ServerCommand) -> Vec<PathBuf> {
     const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
     let own =
         command.env.iter().rfind(|(name, _)| name == LIBRARY_PATH_VARIABLE).map(|(_, value)| value.into());

@@ -4,7 +4,7 @@ use crate::error::FailureKind;
 
 /// A missing requirement of a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Missing {
+pub(crate) struct MissingNeed {
     pub(crate) kind: FailureKind,
     /// Message with object, reason and advice.
     pub(crate) message: String,

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::FailureKind;
 use crate::process::hints;
-use crate::process::needs::missing::Missing;
-use crate::spec::Command;
+use crate::process::needs::missing::MissingNeed;
+use crate::spec::ServerCommand;
 
 /// Flags of llama-server whose value is a GGUF file that has to exist.
 const MODEL_FLAGS: &[&str] = &[
@@ -59,17 +59,17 @@ const MODEL_VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NeedsCheck {
     /// State of each file and directory. A difference means that a start may behave differently.
-    pub(crate) stamps: Vec<(PathBuf, Option<Stamp>)>,
+    pub(crate) stamps: Vec<(PathBuf, Option<FileStamp>)>,
     /// First missing requirement, without which no start can succeed.
-    pub(crate) missing: Option<Missing>,
+    pub(crate) missing: Option<MissingNeed>,
     /// Identity of the answers of a process started now.
-    pub(crate) kin: Option<Kin>,
+    pub(crate) kin: Option<AnswerIdentity>,
 }
 
 /// Everything that the answers of a process depend on. A process can continue an answer begun by another
 /// one with the same identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kin {
+pub struct AnswerIdentity {
     /// Hash of the command, the binary and the model files.
     pub made_of: u64,
     /// Same hash without the binary and its libraries.
@@ -80,7 +80,7 @@ pub struct Kin {
 
 /// Identifies a state of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct FileStamp {
     inode: u64,
     bytes: u64,
     changed: (i64, i64),
@@ -89,7 +89,7 @@ pub(crate) struct Stamp {
 
 /// Checks the files. File system calls may hang with a network disk: not for a runtime thread. `running` is
 /// a process with the same binary, whose libraries the next one needs, too.
-pub(crate) fn look(command: &Command, running: Option<u32>) -> NeedsCheck {
+pub(crate) fn look(command: &ServerCommand, running: Option<u32>) -> NeedsCheck {
     let files = files(command);
     let directories = directories(command);
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
@@ -109,10 +109,10 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> NeedsCheck {
     NeedsCheck { stamps, missing, kin }
 }
 
-/// Computes the [`Kin`]. `None` if some of the files it depends on cannot be found.
-fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin> {
+/// Computes the [`AnswerIdentity`]. `None` if some of the files it depends on cannot be found.
+fn kin(command: &ServerCommand, files: &[NeededFile], libraries: Vec<PathBuf>) -> Option<AnswerIdentity> {
     let mut hasher = DefaultHasher::new();
-    let Command { wrapper, binary: program, args, env, env_remove, directory } = command;
+    let ServerCommand { wrapper, binary: program, args, env, env_remove, directory } = command;
     (wrapper, program, args, env, env_remove, directory).hash(&mut hasher);
     let mut paths: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(libraries);
@@ -122,7 +122,9 @@ fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin
         paths.extend(libraries_in(&folder)?);
     }
     for path in paths {
-        stamp(&path).map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified)).hash(&mut hasher);
+        stamp(&path)
+            .map(|FileStamp { inode, bytes, modified, .. }| (inode, bytes, modified))
+            .hash(&mut hasher);
     }
     let mut hasher_of_rest = DefaultHasher::new();
     (wrapper, args, env, env_remove, directory).hash(&mut hasher_of_rest);
@@ -130,18 +132,22 @@ fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin
     rest.extend(named(command));
     for path in rest {
         stamp(&path)
-            .map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified))
+            .map(|FileStamp { inode, bytes, modified, .. }| (inode, bytes, modified))
             .hash(&mut hasher_of_rest);
     }
     let but_for_binary = hasher_of_rest.finish();
-    Some(Kin { made_of: hasher.finish(), but_for_binary, answer_tokens: hints::answer_tokens(command) })
+    Some(AnswerIdentity {
+        made_of: hasher.finish(),
+        but_for_binary,
+        answer_tokens: hints::answer_tokens(command),
+    })
 }
 
 /// Files that a command may name: each word, each part of a list (`a.gguf,b.gguf`), and each without a
 /// scale (`a.gguf:0.5`). This covers unknown flags and variables of llama.cpp; words that name no file do
 /// no harm. Logs are excluded because they change all the time. Of other variables only models and
 /// libraries count.
-fn named(command: &Command) -> BTreeSet<PathBuf> {
+fn named(command: &ServerCommand) -> BTreeSet<PathBuf> {
     let is_log = |name: &str| name.to_ascii_lowercase().contains("log");
     let mut values = Vec::new();
     let mut behind_log = false;
@@ -211,9 +217,9 @@ fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
     Some(found)
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
+fn stamp(path: &Path) -> Option<FileStamp> {
     let data = fs::metadata(path).ok()?;
-    Some(Stamp {
+    Some(FileStamp {
         inode: data.ino(),
         // Directories show changes of their contents by their times.
         bytes: if data.is_dir() { 0 } else { data.len() },
@@ -222,13 +228,13 @@ fn stamp(path: &Path) -> Option<Stamp> {
     })
 }
 
-struct Need {
+struct NeededFile {
     path: PathBuf,
     /// The file has to begin like a model.
     model: bool,
 }
 
-fn files(command: &Command) -> Vec<Need> {
+fn files(command: &ServerCommand) -> Vec<NeededFile> {
     let place = |value: &str| match &command.directory {
         Some(directory) => directory.join(value),
         None => PathBuf::from(value),
@@ -252,13 +258,13 @@ fn files(command: &Command) -> Vec<Need> {
         if matches!(arg.as_str(), "--lora" | "--control-vector") && value.contains([',', ':']) {
             continue;
         }
-        needs.extend(parts(value).iter().map(|value| Need { path: place(value), model: is_model }));
+        needs.extend(parts(value).iter().map(|value| NeededFile { path: place(value), model: is_model }));
     }
     for name in MODEL_VARIABLES {
         let given = command.env.iter().rfind(|(key, _)| key == name).map(|(_, value)| value);
         let stands = !downloads && !args.iter().any(|arg| DOWNLOAD_FLAGS.contains(&arg.as_str()));
         if let Some(value) = given.filter(|value| !value.is_empty() && stands) {
-            needs.push(Need { path: place(value), model: true });
+            needs.push(NeededFile { path: place(value), model: true });
         }
     }
     needs
@@ -279,12 +285,12 @@ fn parts(value: &str) -> Vec<String> {
 }
 
 /// Path of the binary, if it is absolute.
-fn binary(command: &Command) -> Option<PathBuf> {
+fn binary(command: &ServerCommand) -> Option<PathBuf> {
     command.binary.is_absolute().then(|| command.binary.clone())
 }
 
 /// Directories of libraries: a new file there may be the missing one.
-fn directories(command: &Command) -> BTreeSet<PathBuf> {
+fn directories(command: &ServerCommand) -> BTreeSet<PathBuf> {
     let of_binary = binary(command).and_then(|path| path.parent().map(Path::to_owned));
     let listed =
         command.env.iter().rfind(|(name, _)| name == "LD_LIBRARY_PATH").map(|(_, value)| value.as_str());
@@ -292,7 +298,7 @@ fn directories(command: &Command) -> BTreeSet<PathBuf> {
     of_binary.into_iter().chain(listed).collect()
 }
 
-fn missing_binary(command: &Command) -> Option<Missing> {
+fn missing_binary(command: &ServerCommand) -> Option<MissingNeed> {
     let path = binary(command)?;
     let wrong = match fs::metadata(&path) {
         Err(error) => format!("{error}: check the path of the binary, or build it again"),
@@ -303,13 +309,13 @@ fn missing_binary(command: &Command) -> Option<Missing> {
         }
     };
     let message = format!("cannot run {}: {wrong}", path.display());
-    Some(Missing { kind: FailureKind::NotExecutable, message })
+    Some(MissingNeed { kind: FailureKind::NotExecutable, message })
 }
 
-fn missing_file(need: &Need) -> Option<Missing> {
+fn missing_file(need: &NeededFile) -> Option<MissingNeed> {
     let told = |why: String| {
         let message = format!("cannot use {}: {why}", need.path.display());
-        Some(Missing { kind: FailureKind::BadModel, message })
+        Some(MissingNeed { kind: FailureKind::BadModel, message })
     };
     match fs::metadata(&need.path) {
         Err(error) => return told(format!("{error}: put the file back or correct its path")),
@@ -335,7 +341,7 @@ fn missing_file(need: &Need) -> Option<Missing> {
 }
 
 /// Library that the running process has mapped and that was deleted without another version in its place.
-fn missing_library(running: u32) -> Option<Missing> {
+fn missing_library(running: u32) -> Option<MissingNeed> {
     let maps = fs::read_to_string(format!("/proc/{running}/maps")).ok()?;
     let gone: BTreeSet<&str> = maps.lines().filter_map(deleted_library).collect();
     let path = gone.into_iter().map(Path::new).find(|path| !has_successor(path))?;
@@ -343,7 +349,7 @@ fn missing_library(running: u32) -> Option<Missing> {
         "the shared library {}, which the running process uses, is gone: put it back, or build the binary again",
         path.display()
     );
-    Some(Missing { kind: FailureKind::MissingLibrary, message })
+    Some(MissingNeed { kind: FailureKind::MissingLibrary, message })
 }
 
 /// `address perms offset dev inode path (deleted)`
@@ -370,16 +376,16 @@ fn has_successor(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn command(directory: &Path, args: &[&str]) -> Command {
+    fn command(directory: &Path, args: &[&str]) -> ServerCommand {
         use std::os::unix::fs::PermissionsExt as _;
         let binary = directory.join("llama-server");
         fs::write(&binary, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Command { args, directory: Some(directory.to_owned()), ..Command::bare(binary) }
+        ServerCommand { args, directory: Some(directory.to_owned()), ..ServerCommand::bare(binary) }
     }
 
-    fn missing(command: &Command) -> Option<(FailureKind, String)> {
+    fn missing(command: &ServerCommand) -> Option<(FailureKind, String)> {
         look(command, None).missing.map(|missing| (missing.kind, missing.message))
     }
 
@@ -447,7 +453,7 @@ mod tests {
         command.env = [("LLAMA_ARG_NEW", "of_env"), ("FORK_ADAPTER", "of_fork"), ("MALLOC_TRACE", "written")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into();
-        let kin = |command: &Command| look(command, None).kin.unwrap();
+        let kin = |command: &ServerCommand| look(command, None).kin.unwrap();
         let first = kin(&command);
         for name in ["server.log", "notes", "written", "written"] {
             write(name, &format!("and more {:?}", fs::read_to_string(home.path().join(name)).ok()));
@@ -489,7 +495,7 @@ mod tests {
         let found = home.path().join("libnowhere-at-all.so.7");
         fs::write(&found, "").unwrap();
         let place = home.path().to_str().unwrap().to_owned();
-        let listed = Command { env: vec![("LD_LIBRARY_PATH".to_owned(), place)], ..command };
+        let listed = ServerCommand { env: vec![("LD_LIBRARY_PATH".to_owned(), place)], ..command };
         assert_eq!(missing(&listed), None);
     }
 

@@ -10,14 +10,14 @@ use std::time::Duration;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use tokio::time::Instant;
 
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 
 /// Bytes checked and read at once: the size of the kernel's own read-ahead.
 const PIECE_BYTES: usize = 128 * 1024;
 
 /// Result of reading ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ReadAhead {
+pub(crate) struct ReadAheadResult {
     /// Bytes that had to be read.
     pub(crate) read: u64,
     /// The whole model is in the page cache.
@@ -26,12 +26,16 @@ pub(crate) struct ReadAhead {
 
 /// Reads missing parts for at most `limit`. Reads nothing if the model is larger than the `available` bytes
 /// of memory, because its last parts would evict the first. Blocks with the disk.
-pub(crate) fn read_ahead(command: &Command, available: Option<u64>, limit: Duration) -> ReadAhead {
+pub(crate) fn read_ahead(
+    command: &ServerCommand,
+    available: Option<u64>,
+    limit: Duration,
+) -> ReadAheadResult {
     let until = Instant::now() + limit;
     let models = super::files(command).into_iter().filter(|need| need.model);
     let files: Vec<(File, u64)> = models.filter_map(|need| opened(&need.path)).collect();
     let all: u64 = files.iter().map(|(_, bytes)| bytes).sum();
-    let mut ahead = ReadAhead { read: 0, whole: false };
+    let mut ahead = ReadAheadResult { read: 0, whole: false };
     if available.is_none_or(|available| all > available) {
         return ahead;
     }
@@ -76,15 +80,15 @@ mod tests {
 
     const BYTES: u64 = 4 << 20;
 
-    fn model(home: &Path) -> (Command, File) {
+    fn model(home: &Path) -> (ServerCommand, File) {
         let path = home.join("m.gguf");
         std::fs::write(&path, vec![7; usize::try_from(BYTES).unwrap()]).unwrap();
         let file = File::open(&path).unwrap();
         file.sync_all().unwrap();
-        let command = Command {
+        let command = ServerCommand {
             args: vec!["-m".to_owned(), "m.gguf".to_owned()],
             directory: Some(home.to_owned()),
-            ..Command::bare("/bin/true".into())
+            ..ServerCommand::bare("/bin/true".into())
         };
         (command, file)
     }
@@ -99,7 +103,7 @@ mod tests {
         let (command, file) = model(home.path());
         let minute = Duration::from_secs(60);
         let ahead = read_ahead(&command, Some(BYTES), minute);
-        assert_eq!(ahead, ReadAhead { read: 0, whole: true }, "it was just written");
+        assert_eq!(ahead, ReadAheadResult { read: 0, whole: true }, "it was just written");
         let forget = || fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         forget();
         // A file system in memory cannot drop pages.

@@ -8,16 +8,16 @@
 //! Requests and answers end with a checksum of the preceding bytes, so torn or foreign blocks are skipped.
 //! Byte order is the machine's own.
 
-use warden_policies::reclaim::{Given, Outcome};
+use warden_policies::reclaim::{ReclaimOutcome, ReclaimedBytes};
 
-pub(super) const BLOCK: usize = 64;
+pub(super) const BLOCK_BYTES: usize = 64;
 /// Blocks per part, which limits the processes that share a file.
-pub(super) const BLOCKS: usize = 16;
-pub(super) const FILE: usize = BLOCK * (2 + 2 * BLOCKS);
+pub(super) const BLOCKS_PER_PART: usize = 16;
+pub(super) const FILE_BYTES: usize = BLOCK_BYTES * (2 + 2 * BLOCKS_PER_PART);
 const MAGIC: [u8; 8] = *b"LWRECL1\0";
 const VERSION: u32 = 1;
 /// Bytes of a block before its checksum.
-const CHECKED_BYTES: usize = BLOCK - 8;
+const CHECKED_BYTES: usize = BLOCK_BYTES - 8;
 
 pub(super) const GRAPHS: u32 = 1;
 pub(super) const POOLS: u32 = 2;
@@ -26,12 +26,12 @@ pub(super) const HEAP: u32 = 8;
 
 /// Part of the process that owns the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ReclaimPart {
     Heap,
     Cuda,
 }
 
-impl Part {
+impl ReclaimPart {
     pub(super) const fn asks(self) -> u32 {
         match self {
             Self::Heap => HEAP,
@@ -42,20 +42,20 @@ impl Part {
     /// Offset of the part's blocks.
     pub(super) const fn start(self) -> usize {
         match self {
-            Self::Heap => BLOCK * 2,
-            Self::Cuda => BLOCK * (2 + BLOCKS),
+            Self::Heap => BLOCK_BYTES * 2,
+            Self::Cuda => BLOCK_BYTES * (2 + BLOCKS_PER_PART),
         }
     }
 }
 
 /// Last answer of one part of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct ReclaimAnswer {
     /// Number of the answered request, or of the request present when the process started.
     pub(super) seq: u64,
     /// `None`: the request was for another part.
-    pub(super) outcome: Option<Outcome>,
-    pub(super) given: Given,
+    pub(super) outcome: Option<ReclaimOutcome>,
+    pub(super) given: ReclaimedBytes,
     pub(super) ms: u32,
 }
 
@@ -63,8 +63,8 @@ pub(super) struct Answer {
 pub(super) fn empty() -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_ne_bytes());
-    bytes.extend(u32::try_from(BLOCKS).unwrap_or_default().to_ne_bytes());
-    bytes.resize(FILE, 0);
+    bytes.extend(u32::try_from(BLOCKS_PER_PART).unwrap_or_default().to_ne_bytes());
+    bytes.resize(FILE_BYTES, 0);
     bytes
 }
 
@@ -83,29 +83,31 @@ pub(super) fn asked(block: &[u8]) -> Option<u64> {
 }
 
 /// Answer in a block; `None` if it is empty or torn.
-pub(super) fn answer(block: &[u8], part: Part) -> Option<Answer> {
+pub(super) fn answer(block: &[u8], part: ReclaimPart) -> Option<ReclaimAnswer> {
     if !is_whole(block) {
         return None;
     }
     let [one, two, three, four] =
         [u64_at(block, 8)?, u64_at(block, 16)?, u64_at(block, 24)?, u64_at(block, 32)?];
     let given = match part {
-        Part::Heap => Given { heap: one, ..Given::default() },
-        Part::Cuda => Given { graphs_host: one, graphs_device: two, pools: three, cublas: four, heap: 0 },
+        ReclaimPart::Heap => ReclaimedBytes { heap: one, ..ReclaimedBytes::default() },
+        ReclaimPart::Cuda => {
+            ReclaimedBytes { graphs_host: one, graphs_device: two, pools: three, cublas: four, heap: 0 }
+        }
     };
     let result = u16::from_ne_bytes(block.get(44..46)?.try_into().ok()?);
     let outcome = match result {
-        1 => Some(Outcome::Done),
-        2 => Some(Outcome::Partly),
-        3 => Some(Outcome::Refused),
-        5 => Some(Outcome::TooSoon),
-        6 => Some(Outcome::OtherAllocator),
+        1 => Some(ReclaimOutcome::Done),
+        2 => Some(ReclaimOutcome::Partly),
+        3 => Some(ReclaimOutcome::Refused),
+        5 => Some(ReclaimOutcome::TooSoon),
+        6 => Some(ReclaimOutcome::OtherAllocator),
         0 => None,
         // An unknown result of a later version must not count as a success.
-        _ => Some(Outcome::Failed),
+        _ => Some(ReclaimOutcome::Failed),
     };
     let ms = u32::from_ne_bytes(block.get(40..44)?.try_into().ok()?);
-    Some(Answer { seq: u64_at(block, 0)?, outcome, given, ms })
+    Some(ReclaimAnswer { seq: u64_at(block, 0)?, outcome, given, ms })
 }
 
 fn u64_at(block: &[u8], at: usize) -> Option<u64> {

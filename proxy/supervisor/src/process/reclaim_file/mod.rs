@@ -24,12 +24,12 @@ use std::time::Duration;
 
 use rustix::process::{Flock, FlockOffsetType, FlockType, fcntl_getlk};
 use tokio::time::Instant;
-use warden_policies::reclaim::{Given, Outcome, Parts};
+use warden_policies::reclaim::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
 
-use layout::{Answer, BLOCK, BLOCKS, Part};
+use layout::{BLOCK_BYTES, BLOCKS_PER_PART, ReclaimAnswer, ReclaimPart};
 
 use crate::clock;
-use crate::spec::Command;
+use crate::spec::ServerCommand;
 
 /// Variable with the path of the file.
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";
@@ -42,24 +42,24 @@ const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 /// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reclaimed {
-    pub(crate) outcome: Outcome,
+pub(crate) struct ReclaimResult {
+    pub(crate) outcome: ReclaimOutcome,
     /// Result of the heap, if asked.
-    pub(crate) heap: Option<Outcome>,
+    pub(crate) heap: Option<ReclaimOutcome>,
     /// Result of graphs, pools and cuBLAS, if asked.
-    pub(crate) cuda: Option<Outcome>,
-    pub(crate) given: Given,
+    pub(crate) cuda: Option<ReclaimOutcome>,
+    pub(crate) given: ReclaimedBytes,
     /// Working time in milliseconds, as reported by the process.
     pub(crate) ms: u64,
 }
 
-impl Reclaimed {
+impl ReclaimResult {
     /// No part could be asked.
-    pub(crate) const NOBODY: Self = Self {
-        outcome: Outcome::Nobody,
+    pub(crate) const NONE_ASKED: Self = Self {
+        outcome: ReclaimOutcome::Nobody,
         heap: None,
         cuda: None,
-        given: Given { graphs_host: 0, graphs_device: 0, pools: 0, cublas: 0, heap: 0 },
+        given: ReclaimedBytes { graphs_host: 0, graphs_device: 0, pools: 0, cublas: 0, heap: 0 },
         ms: 0,
     };
 }
@@ -70,7 +70,7 @@ pub(crate) fn beside(socket: &Path) -> PathBuf {
 }
 
 /// Sets the variable, or removes it if not `wanted`, unless the model's environment sets it.
-pub(crate) fn announce(command: &mut Command, socket: &Path, wanted: bool) {
+pub(crate) fn announce(command: &mut ServerCommand, socket: &Path, wanted: bool) {
     if command.env.iter().any(|(name, _)| name == VARIABLE) {
         return;
     }
@@ -88,14 +88,14 @@ pub(crate) fn remove(socket: &Path) {
 
 /// Open reclaim file of a process.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct ReclaimChannel {
     file: File,
 }
 
-impl Desk {
+impl ReclaimChannel {
     /// Creates the announced file before the process starts. `None` if our file was not announced. Blocks
     /// for a small write.
-    pub(crate) fn make(command: &Command, socket: &Path) -> Option<Self> {
+    pub(crate) fn make(command: &ServerCommand, socket: &Path) -> Option<Self> {
         let path = beside(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
         if told.is_none_or(|(_, told)| Path::new(told) != path) {
@@ -121,7 +121,7 @@ impl Desk {
     }
 
     /// Opens the announced file of a running process. Blocks for a small call.
-    pub(crate) fn reopen(command: &Command, socket: &Path) -> Option<Self> {
+    pub(crate) fn reopen(command: &ServerCommand, socket: &Path) -> Option<Self> {
         let path = beside(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
         let told = told.is_some_and(|(_, told)| Path::new(told) == path);
@@ -130,30 +130,33 @@ impl Desk {
     }
 
     /// Parts that can be asked now. Blocks for some small calls.
-    pub(crate) fn parts(&self) -> Parts {
-        Parts { heap: !self.answers(Part::Heap).is_empty(), cuda: !self.answers(Part::Cuda).is_empty() }
+    pub(crate) fn parts(&self) -> ReclaimParts {
+        ReclaimParts {
+            heap: !self.answers(ReclaimPart::Heap).is_empty(),
+            cuda: !self.answers(ReclaimPart::Cuda).is_empty(),
+        }
     }
 
     /// Asks all parts and waits for the answers. The CUDA part comes first, because memory that it frees
     /// stays in the heap. `wait`: how long a process may look for a good moment, each time.
-    pub(crate) async fn reclaim(&self, wait: Duration) -> Reclaimed {
+    pub(crate) async fn reclaim(&self, wait: Duration) -> ReclaimResult {
         let asked = self.parts();
-        let cuda = if asked.cuda { Some(self.ask(Part::Cuda, wait).await) } else { None };
-        let heap = if asked.heap { Some(self.ask(Part::Heap, wait).await) } else { None };
+        let cuda = if asked.cuda { Some(self.ask(ReclaimPart::Cuda, wait).await) } else { None };
+        let heap = if asked.heap { Some(self.ask(ReclaimPart::Heap, wait).await) } else { None };
         let both = [cuda, heap].into_iter().flatten();
-        let outcome = both.clone().map(|(outcome, ..)| outcome).reduce(Outcome::and);
-        Reclaimed {
-            outcome: outcome.unwrap_or(Outcome::Nobody),
+        let outcome = both.clone().map(|(outcome, ..)| outcome).reduce(ReclaimOutcome::and);
+        ReclaimResult {
+            outcome: outcome.unwrap_or(ReclaimOutcome::Nobody),
             heap: heap.map(|(outcome, ..)| outcome),
             cuda: cuda.map(|(outcome, ..)| outcome),
-            given: both.clone().fold(Given::default(), |sum, (_, given, _)| sum.with(given)),
+            given: both.clone().fold(ReclaimedBytes::default(), |sum, (_, given, _)| sum.with(given)),
             ms: both.map(|(.., ms)| ms).fold(0, u64::saturating_add),
         }
     }
 
     /// Sends one request to one part of each process present.
-    async fn ask(&self, part: Part, wait: Duration) -> (Outcome, Given, u64) {
-        let nothing = (Outcome::NoAnswer, Given::default(), 0);
+    async fn ask(&self, part: ReclaimPart, wait: Duration) -> (ReclaimOutcome, ReclaimedBytes, u64) {
+        let nothing = (ReclaimOutcome::NoAnswer, ReclaimedBytes::default(), 0);
         let Some(seq) = self.put(part, wait) else { return nothing };
         let until = clock::after(Instant::now(), wait.saturating_add(ANSWER_GRACE));
         loop {
@@ -178,12 +181,13 @@ impl Desk {
     }
 
     /// Writes the request in one call. `None` if it fails.
-    fn put(&self, part: Part, wait: Duration) -> Option<u64> {
-        let mut block = [0; BLOCK];
-        self.file.read_exact_at(&mut block, BLOCK as u64).ok()?;
+    fn put(&self, part: ReclaimPart, wait: Duration) -> Option<u64> {
+        let mut block = [0; BLOCK_BYTES];
+        self.file.read_exact_at(&mut block, BLOCK_BYTES as u64).ok()?;
         let seq = layout::asked(&block).unwrap_or(0) + 1;
         let deadline = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let written = self.file.write_all_at(&layout::request(seq, part.asks(), deadline), BLOCK as u64);
+        let written =
+            self.file.write_all_at(&layout::request(seq, part.asks(), deadline), BLOCK_BYTES as u64);
         written
             .inspect_err(|error| tracing::warn!(%error, "a process could not be asked to give memory back"))
             .ok()?;
@@ -191,16 +195,16 @@ impl Desk {
     }
 
     /// Last answers of the present processes: those that hold a lock on their block.
-    fn answers(&self, part: Part) -> Vec<Answer> {
-        let mut blocks = vec![0; BLOCK * BLOCKS];
+    fn answers(&self, part: ReclaimPart) -> Vec<ReclaimAnswer> {
+        let mut blocks = vec![0; BLOCK_BYTES * BLOCKS_PER_PART];
         let start = part.start();
         if self.file.read_exact_at(&mut blocks, start as u64).is_err() {
             return Vec::new();
         }
-        let each = blocks.as_chunks::<BLOCK>().0.iter().enumerate();
-        let of = |(index, block): (usize, &[u8; BLOCK])| {
+        let each = blocks.as_chunks::<BLOCK_BYTES>().0.iter().enumerate();
+        let of = |(index, block): (usize, &[u8; BLOCK_BYTES])| {
             let answer = layout::answer(block, part)?;
-            self.is_held(start + index * BLOCK).then_some(answer)
+            self.is_held(start + index * BLOCK_BYTES).then_some(answer)
         };
         each.filter_map(of).collect()
     }
@@ -208,7 +212,7 @@ impl Desk {
     fn is_held(&self, at: usize) -> bool {
         let lock = Flock {
             start: at as u64,
-            length: BLOCK as u64,
+            length: BLOCK_BYTES as u64,
             pid: None,
             typ: FlockType::WriteLock,
             offset_type: FlockOffsetType::Set,

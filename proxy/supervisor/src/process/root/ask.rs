@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::group::Exit;
+use crate::process::group::ProcessExit;
 use crate::spec::SpawnRequest;
 
 /// Number of a child of the root, never reused.
@@ -14,7 +14,7 @@ pub(crate) type ChildId = u64;
 
 /// Program of the next instance, with our own arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Program {
+pub struct SuccessorProgram {
     /// Path of the program file.
     pub binary: PathBuf,
     /// Program name (`argv[0]`).
@@ -26,11 +26,11 @@ pub struct Program {
 /// A request. Those with a number are answered.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Ask {
+pub(super) enum RootRequest {
     /// Create a process.
     Spawn { number: u64, request: Box<SpawnRequest> },
     /// Create the next instance; its end of the handover connection is attached.
-    Succeed { number: u64, program: Program },
+    Succeed { number: u64, program: SuccessorProgram },
     /// Return the exit of a child that has ended.
     Reap { number: u64, child: ChildId },
     /// Send a signal to a child's group.
@@ -44,16 +44,16 @@ pub(super) enum Ask {
 /// Answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
+pub(super) enum RootAnswer {
     /// The process was created. Its pidfd is attached, and its output, if it has any.
     Created { number: u64, child: ChildId, pid: i32 },
     /// The process was not created: error number, if any, and message.
     Failed { number: u64, errno: Option<i32>, message: String },
     /// Exit of the child.
-    Reaped { number: u64, exit: Exit },
+    Reaped { number: u64, exit: ProcessExit },
 }
 
-impl Answer {
+impl RootAnswer {
     pub(super) const fn number(&self) -> u64 {
         match self {
             Self::Created { number, .. } | Self::Failed { number, .. } | Self::Reaped { number, .. } => {

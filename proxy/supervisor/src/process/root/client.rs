@@ -12,27 +12,27 @@ use std::thread;
 use rustix::process::Pid;
 use tokio::sync::oneshot;
 
-use super::ask::{Answer, Ask, ChildId, Program};
+use super::ask::{ChildId, RootAnswer, RootRequest, SuccessorProgram};
 use super::wire;
 use crate::error::SpawnError;
-use crate::process::child::{Child, Created};
-use crate::process::group::Exit;
+use crate::process::child::{ChildProcess, RootChild};
+use crate::process::group::ProcessExit;
 use crate::process::kinship;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
 
-type PendingAnswers = HashMap<u64, oneshot::Sender<(Answer, Vec<OwnedFd>)>>;
+type PendingAnswers = HashMap<u64, oneshot::Sender<(RootAnswer, Vec<OwnedFd>)>>;
 
 /// A connection to the root.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct RootClient {
     stream: UnixStream,
     writing: Mutex<()>,
     next: AtomicU64,
     waiting: Mutex<PendingAnswers>,
 }
 
-impl Client {
+impl RootClient {
     /// Starts the connection over the socket that the root gave us.
     ///
     /// # Errors
@@ -51,27 +51,27 @@ impl Client {
     }
 
     fn listen(&self) {
-        while let Ok((answer, files)) = wire::receive::<Answer>(&self.stream) {
+        while let Ok((answer, files)) = wire::receive::<RootAnswer>(&self.stream) {
             let waiting = lock(&self.waiting).remove(&answer.number());
             // The requester has left: its child is dropped, and so killed by `Forget`.
             let lost = match waiting {
                 Some(waiting) => waiting.send((answer, files)).err(),
                 None => Some((answer, files)),
             };
-            if let Some((Answer::Created { child, .. }, _)) = lost {
-                self.tell(&Ask::Forget { child });
+            if let Some((RootAnswer::Created { child, .. }, _)) = lost {
+                self.tell(&RootRequest::Forget { child });
             }
         }
         // The root is gone, and the kernel ends us with it.
         lock(&self.waiting).clear();
     }
 
-    fn say(&self, ask: &Ask, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn say(&self, ask: &RootRequest, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let _one = lock(&self.writing);
         wire::send(&self.stream, ask, files)
     }
 
-    fn tell(&self, ask: &Ask) {
+    fn tell(&self, ask: &RootRequest) {
         if let Err(error) = self.say(ask, &[]) {
             tracing::error!(%error, "the first instance does not listen");
         }
@@ -79,9 +79,9 @@ impl Client {
 
     async fn ask(
         &self,
-        ask: impl FnOnce(u64) -> Ask,
+        ask: impl FnOnce(u64) -> RootRequest,
         files: &[BorrowedFd<'_>],
-    ) -> Option<(Answer, Vec<OwnedFd>)> {
+    ) -> Option<(RootAnswer, Vec<OwnedFd>)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let (reply, answer) = oneshot::channel();
         lock(&self.waiting).insert(number, reply);
@@ -93,42 +93,42 @@ impl Client {
     }
 
     /// Lets the root create a process.
-    pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<Child, SpawnError> {
+    pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<ChildProcess, SpawnError> {
         let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
         // The root may be an older version that knows no wrapper field.
         let request = SpawnRequest { command: request.command.flat(), ..request };
-        let answer = self.ask(|number| Ask::Spawn { number, request: Box::new(request) }, &[]).await;
+        let answer = self.ask(|number| RootRequest::Spawn { number, request: Box::new(request) }, &[]).await;
         self.created(binary, answer, mark)
     }
 
     /// Lets the root create the next instance.
     pub(crate) async fn succeed(
         self: &Arc<Self>,
-        program: Program,
+        program: SuccessorProgram,
         handover: Option<OwnedFd>,
-    ) -> Result<Child, SpawnError> {
+    ) -> Result<ChildProcess, SpawnError> {
         let binary = program.binary.clone();
         let files: Vec<BorrowedFd<'_>> = handover.iter().map(|file| file.as_fd()).collect();
-        let answer = self.ask(|number| Ask::Succeed { number, program }, &files).await;
+        let answer = self.ask(|number| RootRequest::Succeed { number, program }, &files).await;
         self.created(binary, answer, None)
     }
 
     fn created(
         self: &Arc<Self>,
         binary: PathBuf,
-        answer: Option<(Answer, Vec<OwnedFd>)>,
+        answer: Option<(RootAnswer, Vec<OwnedFd>)>,
         mark: Option<String>,
-    ) -> Result<Child, SpawnError> {
+    ) -> Result<ChildProcess, SpawnError> {
         match answer {
-            Some((Answer::Created { child, pid, .. }, files)) => {
+            Some((RootAnswer::Created { child, pid, .. }, files)) => {
                 let Some(leader) = Pid::from_raw(pid) else { return Err(SpawnError::NurseryGone { binary }) };
                 let mut files = files.into_iter();
                 let Some(pidfd) = files.next() else { return Err(SpawnError::NurseryGone { binary }) };
                 let output = files.next().zip(files.next());
-                let of_root = Created { id: child, leader, client: Arc::clone(self) };
-                Child::of_root(of_root, pidfd, output, mark)
+                let of_root = RootChild { id: child, leader, client: Arc::clone(self) };
+                ChildProcess::of_root(of_root, pidfd, output, mark)
             }
-            Some((Answer::Failed { errno, message, .. }, _)) => {
+            Some((RootAnswer::Failed { errno, message, .. }, _)) => {
                 let source = errno.map_or_else(|| io::Error::other(message), io::Error::from_raw_os_error);
                 Err(SpawnError::Exec { binary, source })
             }
@@ -137,23 +137,23 @@ impl Client {
     }
 
     /// Exit of a child that has ended.
-    pub(crate) async fn reap(&self, child: ChildId) -> Exit {
-        match self.ask(|number| Ask::Reap { number, child }, &[]).await {
-            Some((Answer::Reaped { exit, .. }, _)) => exit,
-            _ => Exit::Unknown,
+    pub(crate) async fn reap(&self, child: ChildId) -> ProcessExit {
+        match self.ask(|number| RootRequest::Reap { number, child }, &[]).await {
+            Some((RootAnswer::Reaped { exit, .. }, _)) => exit,
+            _ => ProcessExit::Unknown,
         }
     }
 
     pub(crate) fn signal(&self, child: ChildId, kill: bool) {
-        self.tell(&Ask::Signal { child, kill });
+        self.tell(&RootRequest::Signal { child, kill });
     }
 
     pub(crate) fn forget(&self, child: ChildId) {
-        self.tell(&Ask::Forget { child });
+        self.tell(&RootRequest::Forget { child });
     }
 
     /// Reports that the child serves from now on in our place.
     pub(crate) fn serves(&self, child: ChildId) {
-        self.tell(&Ask::Serves { child });
+        self.tell(&RootRequest::Serves { child });
     }
 }

@@ -10,11 +10,11 @@ use std::thread;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::ask::{Answer, Ask};
+use super::ask::{RootAnswer, RootRequest};
 use super::wire;
 use crate::error::SpawnError;
-use crate::process::child::Child;
-use crate::process::group::Exit;
+use crate::process::child::ChildProcess;
+use crate::process::group::ProcessExit;
 use crate::process::nursery::NurseryHandle;
 use crate::sync::lock;
 
@@ -42,7 +42,7 @@ struct RootServer {
 impl RootServer {
     fn run(self: Arc<Self>) {
         loop {
-            match wire::receive::<Ask>(&self.stream) {
+            match wire::receive::<RootRequest>(&self.stream) {
                 Ok((ask, files)) => self.take(ask, files),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return,
                 Err(error) => {
@@ -53,39 +53,39 @@ impl RootServer {
         }
     }
 
-    fn take(self: &Arc<Self>, ask: Ask, files: Vec<OwnedFd>) {
+    fn take(self: &Arc<Self>, ask: RootRequest, files: Vec<OwnedFd>) {
         let Some(family) = self.nursery.family() else { return };
         match ask {
-            Ask::Signal { child, kill } => {
+            RootRequest::Signal { child, kill } => {
                 if let Some(child) = family.child(child) {
                     if kill { child.kill() } else { child.terminate() }
                 }
             }
-            Ask::Forget { child } => family.forget(child),
-            Ask::Serves { child } => {
+            RootRequest::Forget { child } => family.forget(child),
+            RootRequest::Serves { child } => {
                 // The previous instance serves its last requests, and is reaped then.
                 if let Some(before) = family.serves(child) {
                     let family = Arc::clone(family);
                     self.begin(async move { family.see_off(before).await });
                 }
             }
-            Ask::Spawn { number, request } => {
+            RootRequest::Spawn { number, request } => {
                 let desk = Arc::clone(self);
                 self.beside(number, async move { desk.nursery.spawn(*request).await });
             }
-            Ask::Succeed { number, program } => {
+            RootRequest::Succeed { number, program } => {
                 family.next_begins();
                 let (desk, handover) = (Arc::clone(self), files.into_iter().next());
                 self.beside(number, async move { desk.nursery.succeed(program, handover).await });
             }
-            Ask::Reap { number, child } => {
+            RootRequest::Reap { number, child } => {
                 let (desk, child) = (Arc::clone(self), family.child(child));
                 self.begin(async move {
                     let exit = match child {
                         Some(child) => child.wait().await,
-                        None => Exit::Unknown,
+                        None => ProcessExit::Unknown,
                     };
-                    desk.answer(&Answer::Reaped { number, exit }, &[]);
+                    desk.answer(&RootAnswer::Reaped { number, exit }, &[]);
                 });
             }
         }
@@ -99,7 +99,7 @@ impl RootServer {
     fn beside(
         self: &Arc<Self>,
         number: u64,
-        creating: impl Future<Output = Result<Child, SpawnError>> + Send + 'static,
+        creating: impl Future<Output = Result<ChildProcess, SpawnError>> + Send + 'static,
     ) {
         let desk = Arc::clone(self);
         self.begin(async move {
@@ -109,13 +109,13 @@ impl RootServer {
                     let errno = std::error::Error::source(&error)
                         .and_then(|source| source.downcast_ref::<io::Error>())
                         .and_then(io::Error::raw_os_error);
-                    desk.answer(&Answer::Failed { number, errno, message: error.to_string() }, &[]);
+                    desk.answer(&RootAnswer::Failed { number, errno, message: error.to_string() }, &[]);
                 }
             }
         });
     }
 
-    fn created(&self, number: u64, child: Child) {
+    fn created(&self, number: u64, child: ChildProcess) {
         let Some(family) = self.nursery.family() else { return };
         let output = child.take_output();
         let child = Arc::new(child);
@@ -125,10 +125,10 @@ impl RootServer {
         if let Some((stdout, stderr)) = &output {
             files.extend([stdout.as_fd(), stderr.as_fd()]);
         }
-        self.answer(&Answer::Created { number, child: id, pid }, &files);
+        self.answer(&RootAnswer::Created { number, child: id, pid }, &files);
     }
 
-    fn answer(&self, answer: &Answer, files: &[BorrowedFd<'_>]) {
+    fn answer(&self, answer: &RootAnswer, files: &[BorrowedFd<'_>]) {
         let _one = lock(&self.writing);
         if let Err(error) = wire::send(&self.stream, answer, files) {
             // The end of the instance is handled elsewhere.

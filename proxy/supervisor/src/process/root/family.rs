@@ -6,27 +6,27 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 
-use crate::process::child::Child;
-use crate::process::group::Exit;
+use crate::process::child::ChildProcess;
+use crate::process::group::ProcessExit;
 use crate::process::root::ask::ChildId;
-use crate::process::root::orders::{Order, Orders};
+use crate::process::root::orders::{InstanceOrder, InstanceOrders};
 use crate::sync::lock;
 
 /// Children that live as long as another instance needs them. Owned by the nursery.
 #[derive(Debug)]
-pub(crate) struct Family {
+pub(crate) struct RootFamily {
     next: AtomicU64,
-    children: Mutex<HashMap<ChildId, Arc<Child>>>,
-    instances: watch::Sender<Orders>,
+    children: Mutex<HashMap<ChildId, Arc<ChildProcess>>>,
+    instances: watch::Sender<InstanceOrders>,
 }
 
-impl Family {
-    pub(super) fn child(&self, id: ChildId) -> Option<Arc<Child>> {
+impl RootFamily {
+    pub(super) fn child(&self, id: ChildId) -> Option<Arc<ChildProcess>> {
         lock(&self.children).get(&id).cloned()
     }
 
     /// Keeps a child for the next instance.
-    pub(crate) fn keep(&self, child: Arc<Child>) -> ChildId {
+    pub(crate) fn keep(&self, child: Arc<ChildProcess>) -> ChildId {
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         lock(&self.children).insert(id, child);
         id
@@ -40,7 +40,7 @@ impl Family {
 
     /// Another instance is about to be created.
     pub(super) fn next_begins(&self) {
-        self.instances.send_modify(Orders::next_begins);
+        self.instances.send_modify(InstanceOrders::next_begins);
     }
 
     /// Records that this child serves, and passes it orders that its predecessor missed. Returns the
@@ -64,13 +64,13 @@ impl Family {
     }
 
     /// Passes an order on to the instances.
-    pub(crate) fn pass_on(&self, order: Order) {
+    pub(crate) fn pass_on(&self, order: InstanceOrder) {
         let mut to = Vec::new();
         self.instances.send_modify(|instances| to = instances.told(order));
         self.tell(to, order);
     }
 
-    fn tell(&self, to: impl IntoIterator<Item = ChildId>, order: Order) {
+    fn tell(&self, to: impl IntoIterator<Item = ChildId>, order: InstanceOrder) {
         for child in to.into_iter().filter_map(|id| self.child(id)) {
             child.signal(order.signal());
         }
@@ -84,11 +84,11 @@ impl Family {
     pub(crate) async fn retired_ended(&self) {
         let mut instances = self.instances.subscribe();
         // Fails only without a sender, and we hold one.
-        drop(instances.wait_for(Orders::has_no_retired).await);
+        drop(instances.wait_for(InstanceOrders::has_no_retired).await);
     }
 
     /// Waits for the end of the serving instance, if it is not this process.
-    pub(crate) async fn ended(&self) -> Exit {
+    pub(crate) async fn ended(&self) -> ProcessExit {
         let mut changes = self.instances.subscribe();
         loop {
             let now = changes.borrow_and_update().serving();
@@ -111,7 +111,7 @@ impl Family {
     }
 }
 
-impl Default for Family {
+impl Default for RootFamily {
     fn default() -> Self {
         Self { next: AtomicU64::new(0), children: Mutex::default(), instances: watch::Sender::default() }
     }

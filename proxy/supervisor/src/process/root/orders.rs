@@ -13,13 +13,13 @@ use super::ask::ChildId;
 
 /// Order to instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum InstanceOrder {
     End,
     Reload,
     Upgrade,
 }
 
-impl Order {
+impl InstanceOrder {
     pub(super) const fn signal(self) -> Signal {
         match self {
             Self::End => Signal::TERM,
@@ -31,17 +31,17 @@ impl Order {
 
 /// Later instances, and the orders that they got.
 #[derive(Debug, Default)]
-pub(super) struct Orders {
+pub(super) struct InstanceOrders {
     serving: Option<ChildId>,
     /// Have handed over, and still have requests.
     retired: Vec<ChildId>,
     ending: bool,
     /// Orders since the next instance was requested. A new instance does not handle signals yet, and its
     /// predecessor handles none during the handover.
-    missed: [Option<Order>; 2],
+    missed: [Option<InstanceOrder>; 2],
 }
 
-impl Orders {
+impl InstanceOrders {
     pub(super) const fn serving(&self) -> Option<ChildId> {
         self.serving
     }
@@ -51,12 +51,12 @@ impl Orders {
     }
 
     /// Records an order. Returns its present receivers.
-    pub(super) fn told(&mut self, order: Order) -> Vec<ChildId> {
+    pub(super) fn told(&mut self, order: InstanceOrder) -> Vec<ChildId> {
         let serving = self.serving.into_iter();
         match order {
-            Order::End => self.ending = true,
-            Order::Reload => self.missed[0] = Some(order),
-            Order::Upgrade => {
+            InstanceOrder::End => self.ending = true,
+            InstanceOrder::Reload => self.missed[0] = Some(order),
+            InstanceOrder::Upgrade => {
                 self.missed[1] = Some(order);
                 return serving.collect();
             }
@@ -70,11 +70,11 @@ impl Orders {
     }
 
     /// Records the serving instance. Returns its predecessor and the orders to repeat.
-    pub(super) fn serves(&mut self, id: ChildId) -> (Option<ChildId>, Vec<Order>) {
+    pub(super) fn serves(&mut self, id: ChildId) -> (Option<ChildId>, Vec<InstanceOrder>) {
         let before = self.serving.replace(id);
         self.retired.extend(before);
         let missed = std::mem::take(&mut self.missed).into_iter().flatten();
-        let heard = if self.ending { vec![Order::End] } else { missed.collect() };
+        let heard = if self.ending { vec![InstanceOrder::End] } else { missed.collect() };
         (before, heard)
     }
 
@@ -86,15 +86,15 @@ impl Orders {
 
 #[cfg(test)]
 mod tests {
-    use super::Order::{End, Reload, Upgrade};
+    use super::InstanceOrder::{End, Reload, Upgrade};
     use super::*;
 
     #[test]
     fn what_meets_a_hand_over_is_heard_by_whoever_serves_after_it_and_once() {
-        let mut orders = Orders::default();
+        let mut orders = InstanceOrders::default();
         assert!(orders.told(Reload).is_empty(), "nobody serves but us");
         orders.next_begins();
-        assert_eq!(orders.serves(1), (None, Vec::<Order>::new()));
+        assert_eq!(orders.serves(1), (None, Vec::<InstanceOrder>::new()));
         // Before the next instance is made: that one reads the present state.
         assert_eq!(orders.told(Reload), [1]);
         orders.next_begins();
@@ -104,7 +104,7 @@ mod tests {
         );
         assert_eq!(orders.serves(2), (Some(1), vec![Reload, Upgrade]));
         orders.next_begins();
-        assert_eq!(orders.serves(3), (Some(2), Vec::<Order>::new()), "it was heard");
+        assert_eq!(orders.serves(3), (Some(2), Vec::<InstanceOrder>::new()), "it was heard");
         orders.next_begins();
         assert_eq!((orders.told(Reload), orders.told(End)), (vec![3, 1, 2], vec![3, 1, 2]));
         assert_eq!(orders.serves(4), (Some(3), vec![End]), "nothing else matters then");
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn those_that_have_handed_over_hear_of_the_end_and_of_files_until_they_have_ended() {
-        let mut orders = Orders::default();
+        let mut orders = InstanceOrders::default();
         for id in 1..=3 {
             orders.serves(id);
         }

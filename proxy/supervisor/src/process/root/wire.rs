@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Maximum number of files per message. The kernel allows 253.
-pub const MOST_FILES: usize = 64;
+pub const MAX_FILES: usize = 64;
 /// Maximum size of a message in bytes: a detector's state of one process takes some 100 KB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
@@ -27,9 +27,9 @@ pub fn send(mut to: &UnixStream, message: &impl Serialize, files: &[BorrowedFd<'
     let text = serde_json::to_vec(message)?;
     let length = u32::try_from(text.len())
         .ok()
-        .filter(|_| text.len() <= MAX_MESSAGE_BYTES && files.len() <= MOST_FILES);
+        .filter(|_| text.len() <= MAX_MESSAGE_BYTES && files.len() <= MAX_FILES);
     let length = length.ok_or_else(|| io::Error::other("the message is too large"))?.to_be_bytes();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::other("too many files"));
@@ -50,7 +50,7 @@ pub fn receive<T: DeserializeOwned>(mut from: &UnixStream) -> io::Result<(T, Vec
     let mut files = Vec::new();
     let mut got = 0;
     while got < length.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut into = [IoSliceMut::new(&mut length[got..])];
         let received = match rustix::net::recvmsg(from, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::rate::{RateNanos, nanos};
-use warden_policies::{Rate, client_network};
+use warden_policies::{RateLimit, client_network};
 
 use crate::sync::lock;
 
@@ -20,18 +20,18 @@ const ATTEMPT_PERIOD: Duration = Duration::from_secs(60);
 const MAX_ADDRESSES: usize = 1024;
 
 #[derive(Debug)]
-pub(super) struct Attempts {
+pub(super) struct SignInAttempts {
     base: Instant,
     used: Mutex<HashMap<Option<IpAddr>, RateNanos>>,
 }
 
-impl Default for Attempts {
+impl Default for SignInAttempts {
     fn default() -> Self {
         Self { base: Instant::now(), used: Mutex::default() }
     }
 }
 
-impl Attempts {
+impl SignInAttempts {
     /// Checks whether a key from `from` may be tried.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Attempts {
         let known = used.get(&Some(client_network(from)));
         // An address without its own count uses the shared one.
         let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= MAX_ADDRESSES));
-        let Some(rate) = Rate::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) else { return Ok(()) };
+        let Some(rate) = RateLimit::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) else { return Ok(()) };
         rate.check(known.copied().unwrap_or_default(), now)
     }
 
@@ -56,7 +56,7 @@ impl Attempts {
             }
         }
         let until = used.entry(place).or_default();
-        if let Some(rate) = Rate::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) {
+        if let Some(rate) = RateLimit::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) {
             // Beyond the limit the count stays as it is.
             *until = rate.take(*until, now).unwrap_or(*until);
         }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_address_that_guesses_waits_and_others_do_not() {
-        let attempts = Attempts::default();
+        let attempts = SignInAttempts::default();
         let mut now = attempts.base;
         let (one, other): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         for _ in 0..MAX_WRONG_KEYS {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn many_addresses_share_what_is_left_and_no_memory_is_taken_for_them() {
-        let attempts = Attempts::default();
+        let attempts = SignInAttempts::default();
         let mut now = attempts.base;
         for n in 0..u16::MAX {
             attempts.wrong(IpAddr::from([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]]), now);

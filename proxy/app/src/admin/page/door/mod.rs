@@ -25,15 +25,15 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use hyper::body::Incoming;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
-use warden_gateway::{Answering, Asker, Control, KeyHash, Keys, Page};
+use warden_gateway::{ApiKeys, GatewayControl, KeyHash, OperatorPage, PageAnswer, PageClient};
 
-use self::attempts::Attempts;
-use self::sessions::{LASTS, PageSessions};
-use super::answer::{Kind, lead, plain, refuse};
+use self::attempts::SignInAttempts;
+use self::sessions::{PageSessions, SESSION_LIFETIME};
+use super::answer::{PageContent, lead, plain, refuse};
 use super::guard;
-use super::view::{Way, is_here, way};
-use super::{Visitor, go, read_form};
-use crate::admin::answer::{Admin, Body};
+use super::view::{PageRoute, is_here, way};
+use super::{PageVisitor, go, read_form};
+use crate::admin::answer::{AdminBody, AdminState};
 use crate::admin::query::{QueryPairs, address};
 
 /// Serves the page on the public listener.
@@ -41,20 +41,20 @@ pub(crate) struct SignInGuard {
     /// Runtime in which pages are made: not the threads that pass answers on.
     runtime: Handle,
     /// Its `stop` ends streams when the listener ends, before the fleet does.
-    admin: Admin,
+    admin: AdminState,
     sessions: PageSessions,
-    attempts: Attempts,
+    attempts: SignInAttempts,
 }
 
 /// A visitor with access, and the session if there is one.
-struct Known {
+struct SignedInVisitor {
     name: Arc<str>,
     session: Option<String>,
 }
 
 /// Why a visitor is refused.
 #[derive(Debug, thiserror::Error)]
-enum Outside {
+enum SignInError {
     #[error("sign in at /page/sign-in, or send a key with `operator = true`")]
     NoKey,
     #[error("there is no such key")]
@@ -65,8 +65,8 @@ enum Outside {
     TooMany(u64),
 }
 
-impl Page for SignInGuard {
-    fn answer(self: Arc<Self>, request: Request<Incoming>, asker: Asker) -> Answering {
+impl OperatorPage for SignInGuard {
+    fn answer(self: Arc<Self>, request: Request<Incoming>, asker: PageClient) -> PageAnswer {
         let answered = self.runtime.clone().spawn(async move { self.answer_one(request, &asker).await });
         Box::pin(async move {
             answered
@@ -78,23 +78,27 @@ impl Page for SignInGuard {
 
 impl SignInGuard {
     /// Call it in the runtime in which pages are made.
-    pub(crate) fn new(admin: Admin) -> Self {
+    pub(crate) fn new(admin: AdminState) -> Self {
         Self {
             runtime: Handle::current(),
             admin,
             sessions: PageSessions::default(),
-            attempts: Attempts::default(),
+            attempts: SignInAttempts::default(),
         }
     }
 
-    async fn answer_one(self: &Arc<Self>, request: Request<Incoming>, asker: &Asker) -> Response<Body> {
+    async fn answer_one(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        asker: &PageClient,
+    ) -> Response<AdminBody> {
         let (uri, method) = (request.uri().clone(), request.method().clone());
         let signs = match uri.path() {
             "/page/sign-in" => Some(true),
             "/page/sign-out" => Some(false),
             _ => None,
         };
-        let way = way(uri.path()).unwrap_or(Way::Nothing);
+        let way = way(uri.path()).unwrap_or(PageRoute::Nothing);
         let judged = guard::check_public_request(
             &method,
             request.headers(),
@@ -105,8 +109,8 @@ impl SignInGuard {
         if let Err(refused) = judged {
             return refuse(StatusCode::FORBIDDEN, &refused);
         }
-        if let (Way::File(_), true) = (way, method != Method::POST) {
-            return go(&self.admin, way, request, Visitor::default()).await;
+        if let (PageRoute::File(_), true) = (way, method != Method::POST) {
+            return go(&self.admin, way, request, PageVisitor::default()).await;
         }
         let known = self.known(request.headers(), asker);
         if signs == Some(true) {
@@ -121,7 +125,7 @@ impl SignInGuard {
         }
         let (control, sessions) = (self.admin.gateway.clone(), Arc::downgrade(self));
         let session = known.session.clone();
-        let visitor = Visitor {
+        let visitor = PageVisitor {
             who: Some(format!("page, key {}, {}", known.name, asker.peer)),
             key: known.session.is_some().then(|| known.name.clone()),
             still: Some(Arc::new(move || {
@@ -135,44 +139,49 @@ impl SignInGuard {
     }
 
     /// Identifies the visitor by session or key.
-    fn known(&self, headers: &HeaderMap, asker: &Asker) -> Result<Known, Outside> {
+    fn known(&self, headers: &HeaderMap, asker: &PageClient) -> Result<SignedInVisitor, SignInError> {
         let control = &self.admin.gateway;
         for secret in cookies(headers, &cookie_name(&asker.host)) {
             if let Some(key) = self.sessions.key(secret, Instant::now())
                 && let Ok(name) = key_name_with_right(control, &key)
             {
-                return Ok(Known { name, session: Some(secret.to_owned()) });
+                return Ok(SignedInVisitor { name, session: Some(secret.to_owned()) });
             }
         }
-        let keys = Keys::presented(headers);
+        let keys = ApiKeys::presented(headers);
         if keys.is_empty() {
-            Err(Outside::NoKey)
+            Err(SignInError::NoKey)
         } else {
-            self.by_key(&keys, asker).map(|(name, _)| Known { name, session: None })
+            self.by_key(&keys, asker).map(|(name, _)| SignedInVisitor { name, session: None })
         }
     }
 
     /// The first of these keys that has the right.
-    fn by_key(&self, keys: &[KeyHash], asker: &Asker) -> Result<(Arc<str>, KeyHash), Outside> {
-        let mut why = Outside::WrongKey;
+    fn by_key(&self, keys: &[KeyHash], asker: &PageClient) -> Result<(Arc<str>, KeyHash), SignInError> {
+        let mut why = SignInError::WrongKey;
         for key in keys {
             match key_name_with_right(&self.admin.gateway, key) {
                 Ok(name) => return Ok((name, *key)),
-                Err(Outside::WrongKey) => {}
+                Err(SignInError::WrongKey) => {}
                 Err(other) => why = other,
             }
         }
         // The limit applies only after a right key was looked for: behind a proxy all visitors share one
         // address.
         if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
-            return Err(Outside::TooMany(wait.as_secs() + 1));
+            return Err(SignInError::TooMany(wait.as_secs() + 1));
         }
         self.attempts.wrong(asker.peer, Instant::now());
         tracing::warn!(target: "page", peer = %asker.peer, "nobody was let in to the page: {why}");
         Err(why)
     }
 
-    async fn sign_in(&self, request: Request<Incoming>, asker: &Asker, is_in: bool) -> Response<Body> {
+    async fn sign_in(
+        &self,
+        request: Request<Incoming>,
+        asker: &PageClient,
+        is_in: bool,
+    ) -> Response<AdminBody> {
         if request.method() != Method::POST {
             let query = QueryPairs::of(request.uri().query());
             let back = back(&query);
@@ -195,7 +204,7 @@ impl SignInGuard {
             Ok((name, key)) => {
                 tracing::info!(target: "page", peer = %asker.peer, key = %name, "signed in on the page");
                 let secret = self.sessions.open(key, Instant::now());
-                with_cookie(lead(back), &asker.host, &secret, LASTS.as_secs(), secure)
+                with_cookie(lead(back), &asker.host, &secret, SESSION_LIFETIME.as_secs(), secure)
             }
             Err(why) => {
                 let text = form::sign_in(back, Some(&format!("{why}.")));
@@ -204,9 +213,9 @@ impl SignInGuard {
         }
     }
 
-    async fn sign_out(&self, request: Request<Incoming>, known: Known) -> Response<Body> {
+    async fn sign_out(&self, request: Request<Incoming>, known: SignedInVisitor) -> Response<AdminBody> {
         if request.method() != Method::POST {
-            return refuse(StatusCode::METHOD_NOT_ALLOWED, &guard::Refused::Method);
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, &guard::PageRefusal::Method);
         }
         let host = request
             .headers()
@@ -220,7 +229,7 @@ impl SignInGuard {
             Err(refused) => return *refused,
         };
         if !form.get("token").is_some_and(|token| self.admin.page.token.is(token)) {
-            return refuse(StatusCode::FORBIDDEN, &guard::Refused::Token);
+            return refuse(StatusCode::FORBIDDEN, &guard::PageRefusal::Token);
         }
         if let Some(secret) = known.session {
             self.sessions.close(&secret);
@@ -230,11 +239,11 @@ impl SignInGuard {
 }
 
 /// The answer to a refused visitor: the form for a person, a sentence for a script.
-fn refusal(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
+fn refusal(why: &SignInError, request: &Request<Incoming>, way: PageRoute<'_>) -> Response<AdminBody> {
     let headers = request.headers();
     let opens = request.method() == Method::GET && way.is_document();
     let fragment = QueryPairs::of(request.uri().query()).get("fragment").is_some();
-    if !opens || fragment || !matches!(why, Outside::NoKey) {
+    if !opens || fragment || !matches!(why, SignInError::NoKey) {
         return told(why, refuse(status(why), why));
     }
     let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
@@ -246,32 +255,32 @@ fn refusal(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response
 }
 
 /// The name of a key, if it opens the page now.
-fn key_name_with_right(control: &Control, key: &KeyHash) -> Result<Arc<str>, Outside> {
+fn key_name_with_right(control: &GatewayControl, key: &KeyHash) -> Result<Arc<str>, SignInError> {
     match control.known_key(key) {
         Some((name, true)) => Ok(name),
-        Some((name, false)) => Err(Outside::NoRight(name)),
-        None => Err(Outside::WrongKey),
+        Some((name, false)) => Err(SignInError::NoRight(name)),
+        None => Err(SignInError::WrongKey),
     }
 }
 
-const fn status(why: &Outside) -> StatusCode {
+const fn status(why: &SignInError) -> StatusCode {
     match why {
-        Outside::NoKey | Outside::WrongKey => StatusCode::UNAUTHORIZED,
-        Outside::NoRight(_) => StatusCode::FORBIDDEN,
-        Outside::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
+        SignInError::NoKey | SignInError::WrongKey => StatusCode::UNAUTHORIZED,
+        SignInError::NoRight(_) => StatusCode::FORBIDDEN,
+        SignInError::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
     }
 }
 
 /// Adds `Retry-After`.
-fn told(why: &Outside, mut answer: Response<Body>) -> Response<Body> {
-    if let Outside::TooMany(seconds) = why {
+fn told(why: &SignInError, mut answer: Response<AdminBody>) -> Response<AdminBody> {
+    if let SignInError::TooMany(seconds) = why {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
     }
     answer
 }
 
-fn html_response(status: StatusCode, text: String) -> Response<Body> {
-    plain(status, Kind::Page, text.into(), None)
+fn html_response(status: StatusCode, text: String) -> Response<AdminBody> {
+    plain(status, PageContent::Page, text.into(), None)
 }
 
 fn back(asked: &QueryPairs) -> &str {
@@ -294,12 +303,12 @@ fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a s
 
 /// Sets the cookie for paths below `/page` only, so that no request to a model carries it.
 fn with_cookie(
-    mut answer: Response<Body>,
+    mut answer: Response<AdminBody>,
     host: &str,
     secret: &str,
     seconds: u64,
     secure: bool,
-) -> Response<Body> {
+) -> Response<AdminBody> {
     let (name, secure) = (cookie_name(host), if secure { "; Secure" } else { "" });
     let text = format!("{name}={secret}; Path=/page; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
     if let Ok(value) = HeaderValue::try_from(text) {

@@ -14,7 +14,7 @@ use crate::sync::lock;
 /// Limit of sessions. A further sign-in ends the oldest: only holders of a key get so far.
 const MAX_SESSIONS: usize = 64;
 /// Life of a session, even of an active one: somewhat more than a working day.
-pub(super) const LASTS: Duration = Duration::from_secs(12 * 3600);
+pub(super) const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// Length of the cookie: 256 bits cannot be guessed.
 const COOKIE_BYTES: usize = 32;
 
@@ -40,7 +40,11 @@ impl PageSessions {
         while all.len() >= MAX_SESSIONS {
             all.pop_front();
         }
-        all.push_back(PageSession { hash: KeyHash::of(secret.as_bytes()), key, until: now + LASTS });
+        all.push_back(PageSession {
+            hash: KeyHash::of(secret.as_bytes()),
+            key,
+            until: now + SESSION_LIFETIME,
+        });
         secret
     }
 
@@ -73,12 +77,12 @@ mod tests {
         }
         sessions.close(&one);
         assert_eq!((sessions.key(&one, now), sessions.key(&two, now)), (None, Some(key)));
-        assert_eq!(sessions.key(&two, now + LASTS), None);
+        assert_eq!(sessions.key(&two, now + SESSION_LIFETIME), None);
         for _ in 0..MAX_SESSIONS {
             sessions.open(key, now);
         }
         assert_eq!((sessions.key(&two, now), lock(&sessions.0).len()), (None, MAX_SESSIONS));
-        let last = sessions.open(key, now + LASTS);
-        assert_eq!((sessions.key(&last, now + LASTS), lock(&sessions.0).len()), (Some(key), 1));
+        let last = sessions.open(key, now + SESSION_LIFETIME);
+        assert_eq!((sessions.key(&last, now + SESSION_LIFETIME), lock(&sessions.0).len()), (Some(key), 1));
     }
 }

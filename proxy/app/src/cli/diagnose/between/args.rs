@@ -3,13 +3,13 @@
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use warden_builder::BackendWish;
+use warden_builder::BackendChoice;
 use warden_experiment::Workload;
 use warden_experiment::between::RevisionAim;
 
 use crate::cli::build;
 use crate::cli::diagnose::DiagnoseArgs;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 #[derive(Debug, Args)]
 pub(crate) struct BetweenArgs {
@@ -23,7 +23,7 @@ pub(crate) struct BetweenArgs {
         value_name = "A..B",
         conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
     )]
-    pub(super) between: Option<Range>,
+    pub(super) between: Option<CommitRange>,
     /// Change to look for.
     #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
     pub(super) aim: SearchAim,
@@ -34,8 +34,8 @@ pub(crate) struct BetweenArgs {
     #[arg(long, requires = "between")]
     pub(super) offline: bool,
     /// Backend of the builds: auto, cpu, cuda, hip, vulkan or metal.
-    #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
-    pub(super) backend: BackendWish,
+    #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendChoice>)]
+    pub(super) backend: BackendChoice,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -61,12 +61,12 @@ impl SearchAim {
 
 /// Both ends of a range of commits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct CommitRange {
     pub(super) older: String,
     pub(super) newer: String,
 }
 
-impl FromStr for Range {
+impl FromStr for CommitRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -90,7 +90,7 @@ impl DiagnoseArgs {
     }
 
     /// Workloads of the search; empty for aims that need none.
-    pub(super) fn searched(&self) -> Result<Vec<Workload>, Failure> {
+    pub(super) fn searched(&self) -> Result<Vec<Workload>, CommandError> {
         if self.aim().is_growth() {
             return self.workloads();
         }
@@ -100,7 +100,7 @@ impl DiagnoseArgs {
             ("--replay", self.replay.is_some()),
         ];
         match given.into_iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => Err(Failure::usage(
+            Some((flag, _)) => Err(CommandError::usage(
                 format!("{flag} says nothing of a slowdown or of answers: a proof has its own requests"),
                 format!("leave out `{flag}`, or look for growth and crashes without `--for`"),
             )),
@@ -115,8 +115,9 @@ mod tests {
 
     #[test]
     fn a_range_has_two_ends() {
-        let range = |text: &str| text.parse::<Range>();
-        let ends = |older: &str, newer: &str| Range { older: older.to_owned(), newer: newer.to_owned() };
+        let range = |text: &str| text.parse::<CommitRange>();
+        let ends =
+            |older: &str, newer: &str| CommitRange { older: older.to_owned(), newer: newer.to_owned() };
         assert_eq!(range("b8827..b9602"), Ok(ends("b8827", "b9602")));
         assert_eq!(range("v1.2..origin/main"), Ok(ends("v1.2", "origin/main")));
         for wrong in ["b8827", "..b1", "b1..", "a...b", ""] {

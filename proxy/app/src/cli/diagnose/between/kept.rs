@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use warden_diagnose::between::ProcessRecord;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// The file of results, locked for this process alone.
 #[derive(Debug)]
@@ -23,11 +23,11 @@ pub(super) struct SearchFile {
 impl SearchFile {
     /// Opens and reads the file of a search. Truncates it before the first torn line, or line of another
     /// version.
-    pub(super) fn open(state: &Path, name: &str) -> Result<Self, Failure> {
+    pub(super) fn open(state: &Path, name: &str) -> Result<Self, CommandError> {
         let folder = state.join("between");
         let path = folder.join(name);
         let failed = |error: std::io::Error| {
-            Failure::hinted(
+            CommandError::hinted(
                 format!("results of the search cannot be kept in {}: {error}", path.display()),
                 "choose another `paths.state_dir`",
             )
@@ -36,7 +36,7 @@ impl SearchFile {
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(Failure::hinted(
+            return Err(CommandError::hinted(
                 format!("another llama-warden searches this already: it holds {}", path.display()),
                 "wait for it, or end it",
             ));
@@ -60,12 +60,12 @@ impl SearchFile {
     }
 
     /// Truncates the file after the first `used` records.
-    pub(super) fn keep(&mut self, used: usize) -> Result<(), Failure> {
+    pub(super) fn keep(&mut self, used: usize) -> Result<(), CommandError> {
         self.known.truncate(used);
         self.file.set_len(self.end()).map_err(|error| self.failed(&error))
     }
 
-    pub(super) fn add(&mut self, record: &ProcessRecord) -> Result<(), Failure> {
+    pub(super) fn add(&mut self, record: &ProcessRecord) -> Result<(), CommandError> {
         let written = serde_json::to_vec(record).map_err(std::io::Error::from).and_then(|mut line| {
             line.push(b'\n');
             self.file.write_all(&line).and_then(|()| self.file.sync_data()).map(|()| line.len() as u64)
@@ -87,8 +87,11 @@ impl SearchFile {
         self.known.last().map_or(0, |(_, end)| *end)
     }
 
-    fn failed(&self, error: &std::io::Error) -> Failure {
-        Failure::failed(format!("results of the search cannot be kept in {}: {error}", self.path.display()))
+    fn failed(&self, error: &std::io::Error) -> CommandError {
+        CommandError::failed(format!(
+            "results of the search cannot be kept in {}: {error}",
+            self.path.display()
+        ))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -102,12 +105,12 @@ mod tests {
 
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
-    use warden_experiment::between::{Ask, RevisionAim, Seen};
+    use warden_experiment::between::{ProcessOrder, ProcessResult, RevisionAim};
 
     fn record(revision: usize) -> ProcessRecord {
         let aim = RevisionAim::Growth;
-        let ask = Ask { revision, is_end: false, whole: false, control: false, workload: None, aim };
-        ProcessRecord { ask, seen: Seen::Cannot("why\nnot".to_owned()), lengths: None }
+        let ask = ProcessOrder { revision, is_end: false, whole: false, control: false, workload: None, aim };
+        ProcessRecord { ask, seen: ProcessResult::Cannot("why\nnot".to_owned()), lengths: None }
     }
 
     #[test]

@@ -17,39 +17,39 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
-use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
-use warden_builder::{Builder, Request, Source};
+use warden_builder::git::{CommitRequest as Commits, GitSource, ObtainedCommit, RevisionInfo};
+use warden_builder::{BuildRequest, BuildSource, Builder};
 use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resumed};
-use warden_diagnose::report::{BetweenReport, Revision};
-use warden_diagnose::{Experiment, Lab, Recording};
+use warden_diagnose::report::{BetweenReport, RevisionLabel};
+use warden_diagnose::{Experiment, Lab, RequestRecording};
 use warden_experiment::Workload;
-use warden_experiment::between::{Ask, Conclusion, Outcome as Ended};
-use warden_patches::{Catalogue, Selection, Sets};
+use warden_experiment::between::{ProcessOrder, RevisionConclusion, RevisionOutcome as Ended};
+use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{SoloSpec, Starter};
+use warden_supervisor::{SoloSpec, SoloStarter};
 
 pub(crate) use self::args::BetweenArgs;
 use self::kept::SearchFile;
 use self::servers::text_of;
-use self::written::Asked;
-use super::display::Display;
-use super::target::Target;
+use self::written::SearchRequests;
+use super::display::ExperimentDisplay;
+use super::target::DiagnoseTarget;
 use super::{DiagnoseArgs, interruptible, outputs};
 use crate::admin::instance;
 use crate::cli::{build, builds_between};
-use crate::config::machine::Machine;
+use crate::config::machine::HostMachine;
 use crate::config::resolve::ResolvedConfig;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 use crate::out;
-use crate::serve::Signals;
+use crate::serve::SignalHandlers;
 
 /// A search over a range of commits, with the builder of its servers.
-struct Between<'a> {
+struct CommitSearch<'a> {
     args: &'a DiagnoseArgs,
-    machine: &'a Machine,
+    machine: &'a HostMachine,
     builder: Builder,
     /// Template of the build requests, without the source.
-    plain: Request,
+    plain: BuildRequest,
     repository: PathBuf,
     shown: String,
     line: Vec<RevisionInfo>,
@@ -61,28 +61,29 @@ struct Between<'a> {
 }
 
 /// Runs the search.
-pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
+pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(range) = args.between.between.clone() else { return Ok(()) };
     let workloads = args.searched()?;
-    let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
+    let recording = args.replay.as_deref().map(RequestRecording::read).transpose()?.map(Arc::new);
     outputs::prepare(args)?;
-    let mut signals = Signals::new()?;
-    let machine = Machine::read();
+    let mut signals = SignalHandlers::new()?;
+    let machine = HostMachine::read();
     // Read the configuration first: its errors should come before anything is fetched.
-    let (configured, index) = Target::configured(args, &machine)?;
+    let (configured, index) = DiagnoseTarget::configured(args, &machine)?;
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     Box::pin(build::with_builder(&loaded, &machine, async |mut builder| {
         // Use a store of its own: instances must never serve with these builds.
         builder.dirs.data = builds_between::folder(&builder.dirs.data);
-        let named = Named::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
+        let named =
+            GitSource::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let commits = |reference| Commits {
             location: named.location.clone(),
             reference,
             offline: args.between.offline,
             history: true,
         };
-        let Obtained { repository, commit } =
+        let ObtainedCommit { repository, commit } =
             match builder.repository(&commits(Some(range.newer.clone()))).await {
                 Ok(obtained) => obtained,
                 // A remote may refuse to serve a commit by its id. An older commit is in the history of its
@@ -92,15 +93,18 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
                         return Err(error.into());
                     };
                     let Ok(commit) = all.repository.resolve(&range.newer) else { return Err(error.into()) };
-                    Obtained { commit, ..all }
+                    ObtainedCommit { commit, ..all }
                 }
             };
         let line = repository.line(&range.older, &commit)?;
-        let selection =
-            Selection { catalogue: Catalogue::embedded()?, sets: Sets::None, ..Selection::default() };
+        let selection = SetSelection {
+            catalogue: SetCatalogue::embedded()?,
+            sets: SelectedSets::None,
+            ..SetSelection::default()
+        };
         let (repository, shown) = (repository.path().to_owned(), repository.shown().to_owned());
-        let source = Source::Commit { repository: repository.clone(), shown: shown.clone(), commit };
-        let plain = Request {
+        let source = BuildSource::Commit { repository: repository.clone(), shown: shown.clone(), commit };
+        let plain = BuildRequest {
             backend: args.between.backend,
             // The server alone is needed; the web page takes longer to build.
             options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
@@ -108,20 +112,20 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         };
         let (machine, file) = (&machine, text_of(args));
         let between =
-            Between { args, machine, builder, plain, repository, shown, line, configured, index, file };
+            CommitSearch { args, machine, builder, plain, repository, shown, line, configured, index, file };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
     }))
     .await
 }
 
-impl Between<'_> {
+impl CommitSearch<'_> {
     async fn search(
         &self,
         nursery: NurseryHandle,
-        signals: &mut Signals,
+        signals: &mut SignalHandlers,
         workloads: Vec<Workload>,
-        recording: Option<Arc<Recording>>,
-    ) -> Result<(), Failure> {
+        recording: Option<Arc<RequestRecording>>,
+    ) -> Result<(), CommandError> {
         let last = self.line.len() - 1;
         let count = out::counted(last, "commit");
         out::error_line(&format!(
@@ -138,7 +142,8 @@ impl Between<'_> {
         let in_use = self.in_use()?;
         let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
         let model = &self.configured.fleet.models[self.index];
-        let starter = Starter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
+        let starter =
+            SoloStarter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
         let proof = self.configured.proof.clone();
         let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
         let known = kept.known();
@@ -160,7 +165,7 @@ impl Between<'_> {
             facts: model.facts,
         };
         let base = Experiment { spec, workloads, steps, early: true, replay: recording };
-        let server = |revision: usize| -> ServerFuture<'_, Failure> {
+        let server = |revision: usize| -> ServerFuture<'_, CommandError> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
         // Reuse the request lengths of the earlier results, so that results can be compared.
@@ -169,11 +174,11 @@ impl Between<'_> {
         let line =
             RevisionLine { base: base.clone(), last, newer_only: false, lengths: &lengths, server: &server };
         let stop = CancellationToken::new();
-        let mut display = Display::new(1);
+        let mut display = ExperimentDisplay::new(1);
         let mut watch = |event: SearchEvent<'_>| match event {
             SearchEvent::Next(ask, left) => {
                 out::error_line(&self.next(ask, left));
-                display = Display::new(1);
+                display = ExperimentDisplay::new(1);
             }
             SearchEvent::Leg(progress) => display.see(&progress),
             SearchEvent::OnceMore(why) => {
@@ -196,7 +201,7 @@ impl Between<'_> {
         let written = match (&self.args.report, &report.conclusion.outcome) {
             (Some(path), Ended::Found { revision }) => {
                 let ill = revision - usize::from(report.conclusion.ill_is_newer == Some(false));
-                let asked = Asked { lengths: lengths.get().copied(), base: &base };
+                let asked = SearchRequests { lengths: lengths.get().copied(), base: &base };
                 let writing = Box::pin(self.write(path, ill, &report, asked, &lab, &stop));
                 interruptible(signals, &stop, writing).await?
             }
@@ -211,19 +216,19 @@ impl Between<'_> {
         self.remove_builds(&report.conclusion, &others, &in_use);
         written?;
         if stop.is_cancelled() {
-            return Err(Failure::INTERRUPTED);
+            return Err(CommandError::INTERRUPTED);
         }
         end(&report.conclusion)
     }
 
-    fn next(&self, ask: Ask, left: Option<usize>) -> String {
+    fn next(&self, ask: ProcessOrder, left: Option<usize>) -> String {
         let info = &self.line[ask.revision];
         let left = left.map_or_else(String::new, |left| format!("{} left, ", out::counted(left, "commit")));
         format!("between: {left}next {} ({}): {}", info.label, info.date, info.subject)
     }
 
-    fn report(&self, conclusion: Conclusion) -> BetweenReport {
-        let revision = |info: &RevisionInfo| Revision {
+    fn report(&self, conclusion: RevisionConclusion) -> BetweenReport {
+        let revision = |info: &RevisionInfo| RevisionLabel {
             commit: info.commit.clone(),
             label: info.label.clone(),
             date: info.date.clone(),
@@ -236,7 +241,7 @@ impl Between<'_> {
         }
     }
 
-    fn show(&self, report: &BetweenReport) -> Result<(), Failure> {
+    fn show(&self, report: &BetweenReport) -> Result<(), CommandError> {
         if self.args.json {
             return out::json(report);
         }
@@ -251,17 +256,17 @@ impl Between<'_> {
 }
 
 /// Maps the outcome to an exit code.
-fn end(conclusion: &Conclusion) -> Result<(), Failure> {
+fn end(conclusion: &RevisionConclusion) -> Result<(), CommandError> {
     let code = match conclusion.outcome {
         Ended::Found { .. } => return Ok(()),
-        Ended::Interrupted => crate::exit::INTERRUPTED,
+        Ended::Interrupted => crate::exit::INTERRUPTED_CODE,
         Ended::EndFailed { .. } | Ended::IllFailed { .. } => crate::exit::FAILURE_CODE,
         Ended::Among { .. }
         | Ended::Unsteady { .. }
         | Ended::BothIll
         | Ended::NeitherIll { .. }
         | Ended::Alike { .. }
-        | Ended::NotAgain => crate::exit::TOO_FEW,
+        | Ended::NotAgain => crate::exit::UNDECIDED_CODE,
     };
-    Err(Failure::Told { code })
+    Err(CommandError::Told { code })
 }

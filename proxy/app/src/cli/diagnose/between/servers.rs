@@ -4,37 +4,38 @@ use std::fs::File;
 
 use rustix::fs::FlockOperation;
 use warden_builder::git::RevisionInfo;
-use warden_builder::{Error, Kind, Provenance, Request, Source};
+use warden_builder::{BuildRequest, BuildSource, BuilderError, ErrorClass, Provenance};
 use warden_diagnose::between::NoServer;
-use warden_experiment::between::{Conclusion, Outcome as Ended};
+use warden_experiment::between::{RevisionConclusion, RevisionOutcome as Ended};
 
-use super::{Between, DiagnoseArgs};
+use super::{CommitSearch, DiagnoseArgs};
 use crate::cli::builds_between;
-use crate::cli::diagnose::target::Target;
-use crate::config::resolve::binary::Choice;
-use crate::exit::Failure;
+use crate::cli::diagnose::target::DiagnoseTarget;
+use crate::config::resolve::binary::BinaryChoice;
+use crate::exit::CommandError;
 use crate::out;
 
-impl Between<'_> {
-    pub(super) fn request(&self, info: &RevisionInfo) -> Request {
+impl CommitSearch<'_> {
+    pub(super) fn request(&self, info: &RevisionInfo) -> BuildRequest {
         let (repository, shown, commit) = (self.repository.clone(), self.shown.clone(), info.commit.clone());
-        Request { source: Source::Commit { repository, shown, commit }, ..self.plain.clone() }
+        BuildRequest { source: BuildSource::Commit { repository, shown, commit }, ..self.plain.clone() }
     }
 
     /// Returns the server of a revision, and builds it if it is missing.
-    pub(super) async fn target(&self, revision: usize) -> Result<Target, NoServer<Failure>> {
+    pub(super) async fn target(&self, revision: usize) -> Result<DiagnoseTarget, NoServer<CommandError>> {
         let info = &self.line[revision];
         let built = self.builder.build(&self.request(info)).await.map_err(blame)?;
         if text_of(self.args) != self.file {
-            return Err(NoServer::Stop(Failure::hinted(
+            return Err(NoServer::Stop(CommandError::hinted(
                 "the configuration file changed while the search ran",
                 "run the same command again: with other settings it is another search",
             )));
         }
-        let chosen = Some(("--between", Choice::Build(built.id.to_string())));
-        let target = Target::with(self.args, self.machine, chosen, Some(&self.builder.dirs.data)).await;
+        let chosen = Some(("--between", BinaryChoice::Build(built.id.to_string())));
+        let target =
+            DiagnoseTarget::with(self.args, self.machine, chosen, Some(&self.builder.dirs.data)).await;
         target.map_err(|failure| {
-            NoServer::Stop(Failure::hinted(
+            NoServer::Stop(CommandError::hinted(
                 format!("{} cannot be used as it is configured: {}", info.label, failure.lines().join("; ")),
                 "builds of a search are without patches: leave out `mitigations` that need them",
             ))
@@ -42,11 +43,11 @@ impl Between<'_> {
     }
 
     /// Locks the file that every running search holds.
-    pub(super) fn in_use(&self) -> Result<File, Failure> {
+    pub(super) fn in_use(&self) -> Result<File, CommandError> {
         let folder = &self.builder.dirs.data;
         let held = builds_between::in_use(folder, FlockOperation::LockShared);
         held.map_err(|error| {
-            Failure::failed(format!("cannot hold the builds in {}: {error}", folder.display()))
+            CommandError::failed(format!("cannot hold the builds in {}: {error}", folder.display()))
         })
     }
 
@@ -58,7 +59,12 @@ impl Between<'_> {
     /// Removes the builds of all judged commits but the two neighbours, once there is an answer. Keeps
     /// builds of earlier searches (`others`). Keeps all builds if the search can continue with more
     /// readings, or while another search runs.
-    pub(super) fn remove_builds(&self, conclusion: &Conclusion, others: &[Provenance], in_use: &File) {
+    pub(super) fn remove_builds(
+        &self,
+        conclusion: &RevisionConclusion,
+        others: &[Provenance],
+        in_use: &File,
+    ) {
         let is_told =
             matches!(conclusion.outcome, Ended::Found { .. } | Ended::Among { .. } | Ended::Unsteady { .. });
         if !is_told || rustix::fs::flock(in_use, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -85,10 +91,10 @@ impl Between<'_> {
 
 /// Classifies a failed build. Errors in its source count against the revision; a full disk or a missing
 /// compiler does not.
-fn blame(error: Error) -> NoServer<Failure> {
+fn blame(error: BuilderError) -> NoServer<CommandError> {
     match error.kind() {
-        Kind::Cancelled => NoServer::Interrupted,
-        Kind::Machine => NoServer::Stop(error.into()),
+        ErrorClass::Cancelled => NoServer::Interrupted,
+        ErrorClass::Machine => NoServer::Stop(error.into()),
         _ if error.had_no_room() => NoServer::Stop(error.into()),
         _ => NoServer::Cannot(error.to_string()),
     }
@@ -105,28 +111,28 @@ mod tests {
 
     #[test]
     fn a_revision_is_blamed_for_its_source_alone() {
-        let build = |no_room| Error::Build {
+        let build = |no_room| BuilderError::Build {
             phase: "compiling",
             excerpt: "collect2: error: ld returned 1 exit status".to_owned(),
             log: "/logs/1.log".into(),
             killed: false,
             no_room,
         };
-        let io = |source: std::io::ErrorKind| Error::Io {
+        let io = |source: std::io::ErrorKind| BuilderError::Io {
             doing: "writing",
             path: "/store/x".into(),
             source: source.into(),
         };
         let why = "no answer within 60 s".to_owned();
-        let missing = Error::MissingProgram { program: "ninja".to_owned(), package: "ninja-build" };
+        let missing = BuilderError::MissingProgram { program: "ninja".to_owned(), package: "ninja-build" };
         for (error, expected) in [
-            (Error::Cancelled, "interrupted"),
+            (BuilderError::Cancelled, "interrupted"),
             (build(true), "stop"),
-            (Error::Memory { available: 1, need: 2 }, "stop"),
+            (BuilderError::Memory { available: 1, need: 2 }, "stop"),
             (io(std::io::ErrorKind::StorageFull), "stop"),
             (io(std::io::ErrorKind::PermissionDenied), "stop"),
             (missing, "stop"),
-            (Error::Verify { check: "health", why, illegal_instruction: false }, "cannot"),
+            (BuilderError::Verify { check: "health", why, illegal_instruction: false }, "cannot"),
             (build(false), "cannot"),
         ] {
             let text = error.to_string();

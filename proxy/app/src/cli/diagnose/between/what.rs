@@ -5,16 +5,20 @@ use std::path::PathBuf;
 use sha2::{Digest as _, Sha256};
 use warden_experiment::Workload;
 
-use super::Between;
-use crate::exit::Failure;
+use super::CommitSearch;
+use crate::exit::CommandError;
 
 /// Prefixes of the variables that llama.cpp and its libraries read.
 const LLAMA_VARIABLE_PREFIXES: [&str; 7] = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
 
-impl Between<'_> {
+impl CommitSearch<'_> {
     /// The name of the search's file of results. Contains only a hash of the command and its variables,
     /// which may include keys.
-    pub(super) async fn file_name(&self, workloads: &[Workload], requests: u64) -> Result<String, Failure> {
+    pub(super) async fn file_name(
+        &self,
+        workloads: &[Workload],
+        requests: u64,
+    ) -> Result<String, CommandError> {
         let model = &self.configured.fleet.models[self.index];
         let command = &model.command;
         // Leave out files named by variables, and the log: a server writes to them, so each start would

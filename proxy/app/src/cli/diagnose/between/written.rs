@@ -4,26 +4,26 @@ use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::between::NoServer;
-use warden_diagnose::proof::{self, Sent, TextLengths};
+use warden_diagnose::proof::{self, PublishedRequest, TextLengths};
 use warden_diagnose::report::BetweenReport;
-use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
-use warden_experiment::between::Symptom;
+use warden_diagnose::{DiagnoseReport, Experiment, ExperimentOutcome, Lab, without_prompt_cache};
+use warden_experiment::between::RevisionSymptom;
 use warden_supervisor::SoloSpec;
 
-use super::Between;
-use crate::cli::diagnose::display::Display;
+use super::CommitSearch;
+use crate::cli::diagnose::display::ExperimentDisplay;
 use crate::cli::diagnose::folder;
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Requests that the search sent to its processes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct SearchRequests<'a> {
     /// Lengths of the timed and compared requests.
     pub(super) lengths: Option<TextLengths>,
     pub(super) base: &'a Experiment,
 }
 
-impl Between<'_> {
+impl CommitSearch<'_> {
     /// Writes the folder, with an experiment of the workload that shows the symptom, or with the requests
     /// that show it.
     pub(super) async fn write(
@@ -31,15 +31,15 @@ impl Between<'_> {
         path: &Path,
         ill: usize,
         between: &BetweenReport,
-        asked: Asked<'_>,
+        asked: SearchRequests<'_>,
         lab: &Lab,
         stop: &CancellationToken,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandError> {
         let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
         let target = self.target(ill).await.map_err(|none| match none {
             NoServer::Stop(failure) => failure,
-            NoServer::Cannot(why) => Failure::failed(why),
-            NoServer::Interrupted => Failure::INTERRUPTED,
+            NoServer::Cannot(why) => CommandError::failed(why),
+            NoServer::Interrupted => CommandError::INTERRUPTED,
         })?;
         let mut spec = target.spec.clone();
         let (outcome, sent) = match symptom.work() {
@@ -48,18 +48,21 @@ impl Between<'_> {
                     without_prompt_cache(&mut spec);
                 }
                 let experiment = Experiment { spec, workloads: vec![workload], ..asked.base.clone() };
-                let mut display = Display::new(1);
+                let mut display = ExperimentDisplay::new(1);
                 let outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
                 display.close();
                 (outcome, Vec::new())
             }
-            None => (Outcome::default(), self.requests(symptom, &spec, asked.lengths, lab, stop).await?),
+            None => {
+                (ExperimentOutcome::default(), self.requests(symptom, &spec, asked.lengths, lab, stop).await?)
+            }
         };
         if outcome.interrupted {
-            return Err(Failure::INTERRUPTED);
+            return Err(CommandError::INTERRUPTED);
         }
         let about = target.about(crate::clock::now_text(), self.machine);
-        let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
+        let mut report =
+            DiagnoseReport { between: Some(between.clone()), ..DiagnoseReport::new(about, &outcome) };
         report.about.system = folder::system(&target, &outcome).await;
         let replay = asked.base.replay.as_deref();
         folder::write(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
@@ -68,21 +71,23 @@ impl Between<'_> {
     /// The requests that show a symptom which no workload shows.
     async fn requests(
         &self,
-        symptom: &Symptom,
+        symptom: &RevisionSymptom,
         spec: &SoloSpec,
         lengths: Option<TextLengths>,
         lab: &Lab,
         stop: &CancellationToken,
-    ) -> Result<Vec<Sent>, Failure> {
+    ) -> Result<Vec<PublishedRequest>, CommandError> {
         let questions: &[String] = match symptom {
-            Symptom::Answers { requests } => requests,
+            RevisionSymptom::Answers { requests } => requests,
             _ => &[],
         };
         let sent = tokio::select! {
             biased;
-            () = stop.cancelled() => return Err(Failure::INTERRUPTED),
+            () = stop.cancelled() => return Err(CommandError::INTERRUPTED),
             sent = proof::requests(lab, spec, questions, lengths) => sent?,
         };
-        sent.map_err(|why| Failure::failed(format!("--report: the requests could not be written: {why}")))
+        sent.map_err(|why| {
+            CommandError::failed(format!("--report: the requests could not be written: {why}"))
+        })
     }
 }

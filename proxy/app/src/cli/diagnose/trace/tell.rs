@@ -1,10 +1,10 @@
 //! Describes the call sites of a leg in words.
 
-use warden_experiment::Attribution;
+use warden_experiment::GrowthAttribution;
 use warden_policies::units::{ByteAmount, exact};
-use warden_tracer_reader::{Kind, Memory, Place};
+use warden_tracer_reader::{AllocationKind, AllocationPlace, TracedMemory};
 
-use super::{HANDLE_KINDS, LegTrace, Traced};
+use super::{HANDLE_KINDS, LegTrace, MemoryAttribution};
 
 /// Blocks below this many intervals are sampled, larger ones are all counted. The tracer uses the same rule.
 const SAMPLED_INTERVALS: f64 = 4.0;
@@ -75,7 +75,7 @@ impl LegTrace {
     }
 
     /// Call sites whose growth exceeds its measurement error.
-    fn named(&self, traced: &Traced) -> impl Iterator<Item = &Place> {
+    fn named(&self, traced: &MemoryAttribution) -> impl Iterator<Item = &AllocationPlace> {
         let least = (traced.attribution.measured * numbers().least_part).max(1.0);
         let grown = self.places.iter().filter(move |place| {
             place.memory == traced.memory && self.each(place.more_bytes) >= least.max(self.error(place))
@@ -84,16 +84,16 @@ impl LegTrace {
     }
 
     /// Error of a call site's growth, in bytes per request: two standard errors if its blocks are sampled.
-    fn error(&self, place: &Place) -> f64 {
+    fn error(&self, place: &AllocationPlace) -> f64 {
         let (bytes, interval) = (exact(place.more_bytes.unsigned_abs()), exact(self.interval));
-        let sampled = place.memory == Memory::Host
+        let sampled = place.memory == TracedMemory::Host
             && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED_INTERVALS;
         if sampled { 2.0 * (bytes * interval).sqrt() / exact(self.requests.max(1)) } else { 0.0 }
     }
 
-    fn handles(&self, kind: Kind) -> impl Iterator<Item = &Place> {
-        let makes = move |place: &&Place| match kind {
-            Kind::Cublas => place.function.starts_with("cublas"),
+    fn handles(&self, kind: AllocationKind) -> impl Iterator<Item = &AllocationPlace> {
+        let makes = move |place: &&AllocationPlace| match kind {
+            AllocationKind::Cublas => place.function.starts_with("cublas"),
             _ => place.function.contains("GraphInstantiate"),
         };
         self.places.iter().filter(makes).filter(|place| place.more_count >= 1.0).take(numbers().named)
@@ -104,13 +104,13 @@ impl LegTrace {
         bytes as f64 / exact(self.requests.max(1))
     }
 
-    fn line(&self, place: &Place) -> String {
+    fn line(&self, place: &AllocationPlace) -> String {
         let within = place.within.as_ref().map_or_else(String::new, |outer| format!(" within {outer}"));
         let count = place.more_count / exact(self.requests.max(1));
         let count = if count < 10.0 { format!("{count:.2}") } else { format!("{count:.0}") };
         let what = match place.memory {
-            Memory::Handles => format!("{count} × {} a request", place.function),
-            Memory::Host | Memory::Device => {
+            TracedMemory::Handles => format!("{count} × {} a request", place.function),
+            TracedMemory::Host | TracedMemory::Device => {
                 let error = self.error(place);
                 let error = if error > 0.0 { format!(" ± {}", ByteAmount(error)) } else { String::new() };
                 let each = ByteAmount(self.each(place.more_bytes));
@@ -129,7 +129,7 @@ counted, only the mappings that it takes; build it without, or preload that allo
 
 /// Says which share of the growth is explained. Allocated bytes that were never touched use no memory, so
 /// the counts may exceed the growth.
-fn explained_part(found: &Attribution) -> String {
+fn explained_part(found: &GrowthAttribution) -> String {
     let counted = ByteAmount(found.counted.max(0.0));
     if found.counted > found.measured * (1.0 + numbers().untouched) {
         return format!("and counted allocations by {counted}, of which not all was touched");
@@ -137,16 +137,16 @@ fn explained_part(found: &Attribution) -> String {
     format!("of which counted allocations make up {counted} ({:.0} %)", 100.0 * found.explained())
 }
 
-fn name(memory: Memory) -> &'static str {
+fn name(memory: TracedMemory) -> &'static str {
     match memory {
-        Memory::Host => "host memory",
-        Memory::Device => "VRAM",
-        Memory::Handles => "the number of handles",
+        TracedMemory::Host => "host memory",
+        TracedMemory::Device => "VRAM",
+        TracedMemory::Handles => "the number of handles",
     }
 }
 
 /// The callers of the function, innermost first.
-fn chain(place: &Place) -> Option<String> {
+fn chain(place: &AllocationPlace) -> Option<String> {
     let names = place.chain.iter().map(ToString::to_string);
     let names: Vec<String> =
         names.skip_while(|name| *name != place.called_in).take(numbers().chain).collect();
@@ -156,16 +156,16 @@ fn chain(place: &Place) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_experiment::{Follows, Workload};
-    use warden_tracer_reader::Frame;
+    use warden_experiment::{CorrelatedHandles, Workload};
+    use warden_tracer_reader::CallFrame;
 
-    fn place(memory: Memory, function: &str, module: &str, called_in: &str) -> Place {
-        let frame = |function: Option<&str>| Frame {
+    fn place(memory: TracedMemory, function: &str, module: &str, called_in: &str) -> AllocationPlace {
+        let frame = |function: Option<&str>| CallFrame {
             function: function.map(str::to_owned),
             module: "llama-server".to_owned(),
             offset: 0x1234,
         };
-        Place {
+        AllocationPlace {
             memory,
             function: function.to_owned(),
             within: None,
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    fn leg(places: Vec<Place>, memories: Vec<Traced>) -> LegTrace {
+    fn leg(places: Vec<AllocationPlace>, memories: Vec<MemoryAttribution>) -> LegTrace {
         LegTrace {
             workload: Workload::ShortText,
             control: false,
@@ -198,10 +198,10 @@ mod tests {
 
     #[test]
     fn what_grows_is_told_with_where_it_comes_from() {
-        let grows = |memory, counted: f64, follows| Traced {
+        let grows = |memory, counted: f64, follows| MemoryAttribution {
             memory,
             grows: true,
-            attribution: Attribution {
+            attribution: GrowthAttribution {
                 measured: 1_048_576.0,
                 counted,
                 follows,
@@ -210,25 +210,26 @@ mod tests {
             },
             explained: counted / 1_048_576.0,
         };
-        let follows = Follows { kind: 0, per_request: 1.25, bytes_each: 65_536.0, correlation: 0.99 };
+        let follows =
+            CorrelatedHandles { kind: 0, per_request: 1.25, bytes_each: 65_536.0, correlation: 0.99 };
         let places = || {
-            let mut inner = place(Memory::Host, "malloc", "llama-server", "std::string::reserve");
+            let mut inner = place(TracedMemory::Host, "malloc", "llama-server", "std::string::reserve");
             inner.within = Some("operator new".to_owned());
             vec![
                 inner,
-                place(Memory::Device, "cudaMalloc", "libggml-cuda.so", "pool_alloc"),
-                place(Memory::Device, "cudaMalloc", "libcuda.so.1", "libcuda.so.1+0x12"),
-                place(Memory::Handles, "cudaGraphInstantiate", "libggml-cuda.so", "capture"),
+                place(TracedMemory::Device, "cudaMalloc", "libggml-cuda.so", "pool_alloc"),
+                place(TracedMemory::Device, "cudaMalloc", "libcuda.so.1", "libcuda.so.1+0x12"),
+                place(TracedMemory::Handles, "cudaGraphInstantiate", "libggml-cuda.so", "capture"),
             ]
         };
-        let known = leg(places(), vec![grows(Memory::Host, 1_048_576.0, None)]);
-        let of_handles = leg(places(), vec![grows(Memory::Device, 262_144.0, Some(follows))]);
+        let known = leg(places(), vec![grows(TracedMemory::Host, 1_048_576.0, None)]);
+        let of_handles = leg(places(), vec![grows(TracedMemory::Device, 262_144.0, Some(follows))]);
         let unknown = LegTrace {
             control: true,
             unfollowed: 3,
             siteless: 4,
             own_heap: true,
-            ..leg(Vec::new(), vec![grows(Memory::Host, 0.0, None)])
+            ..leg(Vec::new(), vec![grows(TracedMemory::Host, 0.0, None)])
         };
         let mut lines = Vec::new();
         for leg in [known, of_handles, unknown] {
@@ -240,7 +241,7 @@ mod tests {
     #[test]
     fn a_sentence_never_says_that_a_part_is_more_than_the_whole() {
         let told = |counted: f64| {
-            explained_part(&Attribution {
+            explained_part(&GrowthAttribution {
                 measured: 1_048_576.0,
                 counted,
                 follows: None,

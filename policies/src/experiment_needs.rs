@@ -2,21 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::admission::Price;
+use crate::admission::PromptPrice;
 use crate::sample::MemoryKind;
 
 /// Memory needs that an experiment has measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredNeeds {
+pub struct ExperimentNeeds {
     /// The cost of a prompt token, memory by memory.
     #[serde(default)]
-    pub prices: Vec<Price>,
+    pub prices: Vec<PromptPrice>,
     /// The most bytes that a process without a leak holds, memory by memory.
     #[serde(default)]
     pub worst: Vec<(MemoryKind, u64)>,
 }
 
-impl MeasuredNeeds {
+impl ExperimentNeeds {
     /// Whether the experiment measured nothing.
     pub fn is_empty(&self) -> bool {
         self.prices.is_empty() && self.worst.is_empty()
